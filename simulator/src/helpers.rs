@@ -438,11 +438,21 @@ pub fn ring_segments(
         for sequence in sequences.clone() {
             let queries = q.piece(sequence, rank, q_part);
             let keys = kv.piece(sequence, owner, kv_part);
-            let rows = kv.local(sequence, &keys);
-            segments.push(segment(mask, [q, kv], sequence, (queries, keys), (rows.offset, rows.len))?);
+            segments.push(ring_segment(mask, [q, kv], sequence, (queries, keys))?);
         }
     }
     Some(segments)
+}
+
+/// Returns the entry of a sequence, a piece of queries and a piece of keys.
+pub(crate) fn ring_segment(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    sequence: usize,
+    (queries, keys): (Piece, Piece),
+) -> Option<SegmentRow> {
+    let rows = kv.local(sequence, &keys);
+    segment(mask, [q, kv], sequence, (queries, keys), (rows.offset, rows.len))
 }
 
 /// Returns the forward segments of an all-gather: the queries of `rank` against the visible prefix of each sequence in

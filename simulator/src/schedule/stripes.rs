@@ -178,28 +178,36 @@ pub(crate) fn rows(
     [place, owner]: [usize; 2],
     width: usize,
 ) -> Option<Vec<SegmentRow>> {
-    let sequences = 0..q.slots.len();
-    let of_sequence = |sequence: usize| {
-        let sides = [Side::new(q, sequence, place, width), Side::new(kv, sequence, owner, width)];
-        let band = mask.band(q.slots[sequence].len, kv.slots[sequence].len)?;
-        let stripes = Stripes::of(&sides[0], &sides[1]);
-        Some((sides, stripes, band))
+    let pieces = [(0, 0)]
+        .into_iter()
+        .chain((1..3).flat_map(|part| (0..q.stripes_most()).map(move |stripe| (part, stripe))));
+    let of_piece = |(part, stripe)| {
+        let of_sequence = move |sequence| row(mask, [q, kv], sequence, [place, owner], (width, part, stripe));
+        (0..q.slots.len()).map(of_sequence)
     };
-    let of_sequence: Option<Vec<_>> = sequences.clone().map(of_sequence).collect();
-    let of_sequence = of_sequence?;
-    let mut rows: Vec<SegmentRow> = Vec::new();
-    rows.extend(of_sequence.iter().map(|(sides, stripes, band)| {
+    pieces.flat_map(of_piece).collect()
+}
+
+/// Returns the row of a sequence: of the whole band, which is part 0, or of a stripe of queries on the upper or lower
+/// edge, parts 1 and 2.
+pub(super) fn row(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    sequence: usize,
+    [place, owner]: [usize; 2],
+    (width, part, stripe): (usize, usize, usize),
+) -> Option<SegmentRow> {
+    let sides = [Side::new(q, sequence, place, width), Side::new(kv, sequence, owner, width)];
+    let band = mask.band(q.slots[sequence].len, kv.slots[sequence].len)?;
+    let stripes = Stripes::of(&sides[0], &sides[1]);
+    let Some(edge) = part.checked_sub(1) else {
         let [q, kv] = sides.each_ref().map(|side| (side.rows.offset, side.rows.len));
-        let Band { lo, hi } = stripes.whole(*band);
-        SegmentRow { q, kv, key_step: 1, lo, hi }
-    }));
-    for (edge, stripe) in (0..2).flat_map(|edge| (0..q.stripes_most()).map(move |stripe| (edge, stripe))) {
-        for (sequence, (sides, stripes, band)) in of_sequence.iter().enumerate() {
-            let spans = [q, kv].map(|side| side.slots[sequence].span);
-            rows.push(edge_row(sides, spans, stripes.edges(*band)[edge], (width, stripe)));
-        }
-    }
-    Some(rows)
+        let Band { lo, hi } = stripes.whole(band);
+        return Some(SegmentRow { q, kv, key_step: 1, lo, hi });
+    };
+    let spans = [q, kv].map(|side| side.slots[sequence].span);
+    let edge = *stripes.edges(band).get(edge)?;
+    Some(edge_row(&sides, spans, edge, (width, stripe)))
 }
 
 /// Returns the row of a stripe of queries on an edge; an empty one where the slot has no such stripe, or no key is there.

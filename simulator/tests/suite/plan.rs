@@ -37,7 +37,7 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
     for cp in 1..=most {
         for algorithm in algorithms(cp) {
             for balance in BALANCES {
-                for order in [MergeOrder::Running, MergeOrder::Difference] {
+                for order in MergeOrder::ALL {
                     for _ in 0..times {
                         let packed = problem(draws, algorithm, balance, cp);
                         each(&packed, order);
@@ -135,8 +135,8 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
     }
     for by in [1, 2, places - 1] {
         all.push(Box::new(move |act| {
-            if let Some(launch) = launch(act) {
-                launch.owner = (launch.owner + by) % places;
+            if let Some(owner) = owner(act) {
+                *owner = (*owner + by) % places;
             }
         }));
         for (ahead, behind) in [(by, 0), (0, by), (by, ranks - by % ranks)] {
@@ -191,6 +191,13 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
     all
 }
 
+fn owner(act: &mut Act) -> Option<&mut u32> {
+    match act {
+        Act::MakeSegments { owner, .. } => Some(owner),
+        _ => launch(act).map(|launch| &mut launch.owner),
+    }
+}
+
 fn launch(act: &mut Act) -> Option<&mut Launch> {
     match act {
         Act::Attend { launch, .. }
@@ -204,13 +211,16 @@ fn launch(act: &mut Act) -> Option<&mut Launch> {
 /// Returns every buffer that an operation names.
 fn owns(act: &mut Act) -> Vec<&mut Own> {
     match act {
-        Act::Attend { inputs, results, .. } => inputs.iter_mut().chain(results).collect(),
-        Act::AttendWhole { inputs, sink, results } => inputs.iter_mut().chain(sink).chain(results).collect(),
-        Act::AttendBackward { inputs, results, .. } | Act::AttendGathered { inputs, results, .. } => {
-            inputs.iter_mut().chain(results).collect()
+        Act::Attend { table, inputs, results, .. } => table.iter_mut().chain(inputs).chain(results).collect(),
+        Act::AttendWhole { table, inputs, sink, results } => {
+            table.iter_mut().chain(inputs).chain(sink).chain(results).collect()
         }
-        Act::AttendBackwardWhole { inputs, sink, results } => {
-            inputs.iter_mut().chain(sink.iter_mut().flatten()).chain(results).collect()
+        Act::AttendBackward { table, inputs, results, .. } => {
+            table.iter_mut().chain(inputs).chain(results).collect()
+        }
+        Act::AttendGathered { inputs, results, .. } => inputs.iter_mut().chain(results).collect(),
+        Act::AttendBackwardWhole { table, inputs, sink, results } => {
+            table.iter_mut().chain(inputs).chain(sink.iter_mut().flatten()).chain(results).collect()
         }
         Act::Merge { step, running, .. } => step.iter_mut().chain(running).collect(),
         Act::Accumulate { from, to, .. }
@@ -223,7 +233,7 @@ fn owns(act: &mut Act) -> Vec<&mut Own> {
         | Act::AllToAll { from, to, .. } => vec![from, to],
         Act::ApplySink { sink, results } => sink.iter_mut().chain(results).collect(),
         Act::SinkGradient { inputs, dsink } => inputs.iter_mut().chain([dsink]).collect(),
-        Act::Fill { to, .. } => vec![to],
+        Act::Fill { to, .. } | Act::MakeSegments { to, .. } => vec![to],
         Act::Exchange { sent, received, .. } => sent.iter_mut().chain(received).collect(),
         Act::AllReduce { buffer } => vec![buffer],
         Act::Record(_) | Act::Wait(_) => Vec::new(),

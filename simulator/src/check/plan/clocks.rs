@@ -80,22 +80,31 @@ const KINDS: [Access; 3] = [Read, Write, Raise];
 pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
     let mut all = |buffers: &[Own], kind| buffers.iter().for_each(|own| each(*own, kind));
     match act {
-        Act::Attend { inputs, results: [out, lse, max_logit], .. } => {
+        Act::Attend { table, inputs, results: [out, lse, max_logit], .. } => {
+            all(table.as_slice(), Read);
             all(inputs, Read);
             all(&[*out, *lse], Write);
             all(&[*max_logit], Raise);
         }
-        Act::AttendWhole { inputs, sink, results: [out, lse, max_logit] } => {
+        Act::AttendWhole { table, inputs, sink, results: [out, lse, max_logit] } => {
+            all(table.as_slice(), Read);
             all(inputs, Read);
             all(sink.as_slice(), Read);
             all(&[*out, *lse], Write);
             all(&[*max_logit], Raise);
         }
-        Act::AttendBackward { inputs, results, .. } | Act::AttendGathered { inputs, results, .. } => {
+        Act::AttendBackward { table, inputs, results, .. } => {
+            all(table.as_slice(), Read);
             all(inputs, Read);
             all(results, Write);
         }
-        Act::AttendBackwardWhole { inputs, sink, results } => {
+        Act::AttendGathered { inputs, results, .. } => {
+            all(inputs, Read);
+            all(results, Write);
+        }
+        Act::MakeSegments { to, .. } => all(&[*to], Write),
+        Act::AttendBackwardWhole { table, inputs, sink, results } => {
+            all(table.as_slice(), Read);
             all(inputs, Read);
             all(results, Write);
             if let Some([sink, dsink]) = sink {

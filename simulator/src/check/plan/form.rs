@@ -126,6 +126,15 @@ impl<'p> Forms<'p> {
         }
     }
 
+    /// Checks that a launch reads a table where this plan has tables, and only there.
+    fn table(&self, table: Option<Own>) -> Result<(), PlanFault> {
+        match table {
+            Some(own) if !self.plan.is_table(own) => Err(PlanFault::Shape(own.0)),
+            None if self.plan.has_tables() => Err(PlanFault::Unknown("a launch without a table")),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the sink of a kernel, which knows by itself of one that is not learnable.
     fn kernel_sink(&self, sink: Option<Own>) -> Result<(), PlanFault> {
         let is_learnable = self.plan.problem().softmax.sink == Sink::Learnable;
@@ -140,18 +149,21 @@ impl<'p> Forms<'p> {
         use TensorName::{Dout, Dsink, Lse, MaxLogit, Out};
         apart(act)?;
         match act {
-            Act::Attend { launch, inputs, results } => {
+            Act::Attend { launch, table, inputs, results } => {
                 self.ring()?;
+                self.table(*table)?;
                 self.launch(launch)?;
                 self.forward(*inputs, *results)
             }
-            Act::AttendWhole { inputs, sink, results } => {
+            Act::AttendWhole { table, inputs, sink, results } => {
                 self.whole()?;
+                self.table(*table)?;
                 self.kernel_sink(*sink)?;
                 self.forward(*inputs, *results)
             }
-            Act::AttendBackward { launch, inputs, results } => {
+            Act::AttendBackward { launch, table, inputs, results } => {
                 self.ring()?;
+                self.table(*table)?;
                 self.launch(launch)?;
                 self.backward(*inputs, *results)
             }
@@ -160,14 +172,22 @@ impl<'p> Forms<'p> {
                 self.launch(launch)?;
                 self.backward(*inputs, *results)
             }
-            Act::AttendBackwardWhole { inputs, sink, results } => {
+            Act::AttendBackwardWhole { table, inputs, sink, results } => {
                 self.whole()?;
+                self.table(*table)?;
                 if self.plan.gathers() {
                     return Err(PlanFault::Unknown("one launch of a backward on gathered keys"));
                 }
                 self.kernel_sink(sink.map(|[sink, _]| sink))?;
                 sink.map_or(Ok(()), |[_, dsink]| self.is(dsink, Dsink, At::Ring))?;
                 self.backward(*inputs, *results)
+            }
+            Act::MakeSegments { to, owner } => {
+                self.table(Some(*to))?;
+                match (*owner as usize) < self.plan.owners() {
+                    true => Ok(()),
+                    false => Err(PlanFault::Unknown("a table of keys that nobody owns")),
+                }
             }
             Act::Merge { launch, step, running, .. } => {
                 self.launch(launch)?;
@@ -276,5 +296,6 @@ fn apart(act: &Act) -> Result<(), PlanFault> {
     twice.map_or(Ok(()), Err)
 }
 
-/// Largest number of buffers of an operation, but for an all-to-all: six inputs, three results, the sink and its gradient.
-const TOUCHES_MAX: usize = 11;
+/// Largest number of buffers of an operation, but for an all-to-all: a table, six inputs, three results, the sink and its
+/// gradient.
+const TOUCHES_MAX: usize = 12;

@@ -35,7 +35,7 @@ impl<'p> Launched<'p> {
                 self.launch(*launch)
             }
             (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => {
-                let queries = [0, self.plan.parts()[0] as u8];
+                let queries = [0, self.plan.parts()[0] as u16];
                 self.launch(Launch { owner: 0, queries, keys: 0 })
             }
             (

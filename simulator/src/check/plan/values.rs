@@ -21,7 +21,7 @@ pub(super) enum Value {
     /// Nothing yet.
     Nothing,
     /// A result of which launches write the parts in turn: the first `parts` of them.
-    Written { tensor: TensorName, parts: u8 },
+    Written { tensor: TensorName, parts: u16 },
     /// A sum over a rank's own launches, in rank order.
     RankedSum(Whole),
     /// Something that was taken.
@@ -38,6 +38,12 @@ pub(super) enum Value {
     Input(TensorName, u32),
     /// The contribution of a launch.
     Part(TensorName, Launch),
+    /// The LSE of a launch that is in the running one, and still weighs the launch's out.
+    Counted(Launch),
+    /// The table of a rank's launches on an owner's keys.
+    Table(u32),
+    /// The LSE of all launches of a ring's member, without the sink. It takes no more.
+    Final,
     /// A sum of contributions to a ring's member, with or without the sink.
     Sum { tensor: TensorName, of: u32, sunk: bool },
     /// The largest logit of the launches so far, over this rank or over the ring.
@@ -71,6 +77,9 @@ impl fmt::Display for Value {
             Value::Ranked(tensor) => write!(f, "{tensor} in rank order"),
             Value::Input(tensor, of) => write!(f, "{tensor} of member {of}"),
             Value::Part(tensor, launch) => write!(f, "{tensor} of {launch:?}"),
+            Value::Counted(launch) => write!(f, "the counted lse of {launch:?}"),
+            Value::Table(of) => write!(f, "a table of the keys of member {of}"),
+            Value::Final => f.write_str("the lse of all launches, without the sink"),
             Value::Sum { tensor, of, sunk } => {
                 write!(f, "a sum of {tensor} for member {of}{}", if *sunk { " with the sink" } else { "" })
             }
@@ -99,6 +108,7 @@ impl Value {
             self,
             Value::Part(..)
                 | Value::Sum { .. }
+                | Value::Final
                 | Value::RankedResult(_)
                 | Value::RankedSum(_)
                 | Value::Written { .. }
@@ -109,7 +119,7 @@ impl Value {
 
     /// Whether the value may be overwritten.
     fn may_go(self) -> bool {
-        !self.must_be_taken() && !matches!(self, Value::Done(_))
+        !self.must_be_taken() && !matches!(self, Value::Done(_) | Value::Table(_))
     }
 }
 
@@ -186,14 +196,27 @@ impl<'p> Values<'p> {
     pub(super) fn run(&mut self, act: &Act) -> Run {
         use TensorName::{Dk, Dout, Dq, Dsink, Dv, Lse, Out};
         match *act {
-            Act::AttendWhole { inputs, sink, results: [out, lse, max_logit] } => {
+            Act::MakeSegments { to, owner } => match self.get(to) {
+                Value::Nothing | Value::Table(_) => {
+                    self.put(to, Value::Table(owner));
+                    Ok(())
+                }
+                _ => Err(self.holds(to, "a table")),
+            },
+            Act::AttendWhole { table, inputs, sink, results: [out, lse, max_logit] } => {
+                self.table(table, 0)?;
+                if table.is_some() {
+                    self.expect(out, Value::Zero(Extent::Slots(Side::Q)))?;
+                    self.expect(lse, Value::NegInfinity(Extent::Slots(Side::Q)))?;
+                }
                 self.inputs(inputs, self.owner)?;
                 sink.map_or(Ok(()), |sink| self.expect(sink, Value::Local(TensorName::Sink)))?;
                 self.raise(max_logit)?;
                 self.write(out, Value::Done(Whole::Of(Out)))?;
                 self.write(lse, Value::Done(Whole::Of(Lse)))
             }
-            Act::AttendBackwardWhole { inputs: [q, k, v, dout, out, lse], sink, results } => {
+            Act::AttendBackwardWhole { table, inputs: [q, k, v, dout, out, lse], sink, results } => {
+                self.table(table, 0)?;
                 self.inputs([q, k, v], self.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.whole(out, Out)?;
@@ -202,10 +225,12 @@ impl<'p> Values<'p> {
                     self.expect(sink, Value::Local(TensorName::Sink))?;
                     self.write(dsink, Value::Done(Whole::Of(Dsink)))?;
                 }
-                let tensors = [Dq, Dk, Dv].into_iter().zip(results);
-                tensors
-                    .into_iter()
-                    .try_for_each(|(tensor, to)| self.write(to, Value::Done(Whole::Of(tensor))))
+                [Dq, Dk, Dv].into_iter().zip(results).try_for_each(|(tensor, to)| {
+                    if table.is_some() {
+                        self.expect(to, Value::Zero(Extent::Slots(side(tensor))))?;
+                    }
+                    self.write(to, Value::Done(Whole::Of(tensor)))
+                })
             }
             Act::AttendGathered { launch, inputs: [q, k, v, dout, out, lse], results: [dq, dk, dv] } => {
                 self.inputs([q, k, v], launch.owner)?;
@@ -216,13 +241,15 @@ impl<'p> Values<'p> {
                 self.write(dk, Value::Part(Dk, launch))?;
                 self.write(dv, Value::Part(Dv, launch))
             }
-            Act::Attend { launch, inputs, results: [out, lse, max_logit], .. } => {
+            Act::Attend { launch, table, inputs, results: [out, lse, max_logit] } => {
+                self.table(table, launch.owner)?;
                 self.inputs(inputs, launch.owner)?;
                 self.raise(max_logit)?;
                 self.write(out, Value::Part(Out, launch))?;
                 self.write(lse, Value::Part(Lse, launch))
             }
-            Act::AttendBackward { launch, inputs: [q, k, v, dout, out, lse], results, .. } => {
+            Act::AttendBackward { launch, table, inputs: [q, k, v, dout, out, lse], results } => {
+                self.table(table, launch.owner)?;
                 self.inputs([q, k, v], launch.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.whole(out, Out)?;
@@ -230,10 +257,23 @@ impl<'p> Values<'p> {
                 let tensors = [Dq, Dk, Dv].into_iter().zip(results);
                 tensors.into_iter().try_for_each(|(tensor, to)| self.write(to, Value::Part(tensor, launch)))
             }
-            Act::Merge { style, launch, step, running } => {
-                if !matches!(style, MergeStyle::Running | MergeStyle::Difference) {
-                    return Err(PlanFault::Unknown("a merge of out or LSE alone"));
-                }
+            Act::Merge { style: MergeStyle::Statistics, launch, step: [_, from], running: [_, to] } => {
+                self.take(from, Lse, launch)?;
+                self.put(from, Value::Counted(launch));
+                self.add(to, Lse, self.place)
+            }
+            Act::Merge {
+                style: MergeStyle::Weighted { .. },
+                launch,
+                step: [from, weight],
+                running: [to, lse],
+            } => {
+                self.expect(weight, Value::Counted(launch))?;
+                self.close(lse)?;
+                self.take(from, Out, launch)?;
+                self.add(to, Out, self.place)
+            }
+            Act::Merge { launch, step, running, .. } => {
                 for (tensor, (from, to)) in [Out, Lse].into_iter().zip(step.into_iter().zip(running)) {
                     self.take(from, tensor, launch)?;
                     self.add(to, tensor, self.place)?;
@@ -257,7 +297,9 @@ impl<'p> Values<'p> {
                     self.expect(sink, Value::Local(TensorName::Sink))?;
                 }
                 for (tensor, own) in [Out, Lse].into_iter().zip(results) {
-                    self.add(own, tensor, self.place)?;
+                    if (tensor, self.get(own)) != (Lse, Value::Final) {
+                        self.add(own, tensor, self.place)?;
+                    }
                     self.put(own, Value::Sum { tensor, of: self.place, sunk: true });
                 }
                 Ok(())
@@ -282,8 +324,23 @@ impl<'p> Values<'p> {
         }
     }
 
+    /// Checks the table of a launch on an owner's keys, if it reads one.
+    fn table(&self, table: Option<Own>, owner: u32) -> Run {
+        table.map_or(Ok(()), |table| self.expect(table, Value::Table(owner)))
+    }
+
+    /// Makes a running LSE take no more.
+    fn close(&mut self, lse: Own) -> Run {
+        let sum = Value::Sum { tensor: TensorName::Lse, of: self.place, sunk: false };
+        if self.get(lse) != Value::Final {
+            self.expect(lse, sum)?;
+        }
+        self.put(lse, Value::Final);
+        Ok(())
+    }
+
     /// Writes a part of a result, behind the parts before it.
-    fn write_part(&mut self, to: Own, tensor: TensorName, part: u8) -> Run {
+    fn write_part(&mut self, to: Own, tensor: TensorName, part: u16) -> Run {
         let before = match self.get(to) {
             Value::Nothing => 0,
             Value::Written { tensor: held, parts } if held == tensor => parts,
@@ -346,6 +403,10 @@ impl<'p> Values<'p> {
             {
                 of_tensor
             }
+            Value::Zero(rows) if tensor != TensorName::Lse && begins(rows, side(tensor)) => {
+                Whole::Zero(side(tensor))
+            }
+            Value::Final if tensor == TensorName::Lse && !needs_sink => of_tensor,
             Value::NegInfinity(rows) if tensor == TensorName::Lse && !needs_sink && begins(rows, Side::Q) => {
                 of_tensor
             }
@@ -405,10 +466,15 @@ impl<'p> Values<'p> {
             (Way::Deal, Value::Done(whole)) if whole.side() == of => {
                 self.write(to, Value::RankedResult(whole))
             }
-            // The LSE's running result is the result itself.
-            (Way::Deal, Value::Sum { tensor: TensorName::Lse, .. } | Value::NegInfinity(_))
-                if of == Side::Q =>
-            {
+            // The LSE's running result is the result itself, and in the deferred order out's is too.
+            (Way::Deal, Value::Sum { tensor: TensorName::Out, .. } | Value::Zero(_)) if of == Side::Q => {
+                let whole = self.whole(from, TensorName::Out)?;
+                self.write(to, Value::RankedResult(whole))
+            }
+            (
+                Way::Deal,
+                Value::Sum { tensor: TensorName::Lse, .. } | Value::Final | Value::NegInfinity(_),
+            ) if of == Side::Q => {
                 let whole = self.whole(from, TensorName::Lse)?;
                 self.write(to, Value::RankedResult(whole))
             }

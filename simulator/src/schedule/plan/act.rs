@@ -18,9 +18,9 @@ pub struct Launch {
     /// The member of the ring that owns the keys, by its place.
     pub owner: u32,
     /// The first part of the queries, and the end of the parts.
-    pub queries: [u8; 2],
+    pub queries: [u16; 2],
     /// The part of the keys.
-    pub keys: u8,
+    pub keys: u16,
 }
 
 /// Rows of a buffer, as a rule.
@@ -52,6 +52,8 @@ pub enum Act {
     Attend {
         /// The pieces.
         launch: Launch,
+        /// The table that says its segments, where launches read one.
+        table: Option<Own>,
         /// Queries, keys and values.
         inputs: [Own; 3],
         /// Out, LSE and max_logit.
@@ -61,6 +63,8 @@ pub enum Act {
     AttendBackward {
         /// The pieces.
         launch: Launch,
+        /// The table that says its segments, where launches read one.
+        table: Option<Own>,
         /// Queries, keys, values, dout, out and LSE.
         inputs: [Own; 6],
         /// dq, dk and dv.
@@ -68,6 +72,8 @@ pub enum Act {
     },
     /// Launches the forward kernel on all queries of a rank and all keys. The kernel applies the sink.
     AttendWhole {
+        /// The table that says its segments, where launches read one.
+        table: Option<Own>,
         /// Queries, keys and values.
         inputs: [Own; 3],
         /// The learnable sink, if there is one.
@@ -77,6 +83,8 @@ pub enum Act {
     },
     /// Launches the backward kernel on every sequence, whole.
     AttendBackwardWhole {
+        /// The table that says its segments, where launches read one.
+        table: Option<Own>,
         /// Queries, keys, values, dout, out and LSE.
         inputs: [Own; 6],
         /// The learnable sink and its gradient, if there is one.
@@ -92,6 +100,13 @@ pub enum Act {
         inputs: [Own; 6],
         /// dq, dk and dv.
         results: [Own; 3],
+    },
+    /// Makes the table of all launches of a rank's queries on an owner's keys.
+    MakeSegments {
+        /// The table.
+        to: Own,
+        /// The member of the ring that owns the keys, by its place.
+        owner: u32,
     },
     /// Folds out and LSE of a launch, all rows that it writes, into the running ones.
     Merge {

@@ -4,7 +4,7 @@ use seamproof_oracle::{Format, Side};
 
 use super::act::{Act, Extent, Mark, Op, Own, Way};
 use super::ring::RingPlan;
-use super::{Core, own};
+use super::{Core, CoreShape, own};
 use crate::schedule::BufferId;
 use crate::schedule::build::{Builder, Local, LocalBackward, Shards};
 use crate::schedule::exchange::{HeadDeal, resized};
@@ -106,17 +106,16 @@ impl Making<'_> {
 
 impl Exchanged {
     /// Makes the buffers of a rank in the order in which its builder makes them, those of the core among them.
-    /// The core has a number of steps if it is a ring.
     pub(super) fn new(
         builder: &mut Builder,
         local: &Local,
         shards: &Shards,
         members: usize,
         heads: HeadDeal,
-        steps: Option<usize>,
+        shape: &CoreShape<'_>,
     ) -> (Exchanged, Core) {
         let (q, kv) = (Side::Q, Side::Kv);
-        let other = |number: usize| RingPlan::other(steps.unwrap_or(1), number);
+        let other = |number: usize| RingPlan::other(shape.steps(), number);
         let mut making = Making { builder, shards, members, heads, marks: 0 };
         let inputs = [(q, local.q), (kv, local.k), (kv, local.v)];
         let (begin, made) = making.collect(&inputs, other);
@@ -129,7 +128,7 @@ impl Exchanged {
         block.out = resize(local.out, "out collected");
         block.lse = resize(local.lse, "lse collected");
         block.max_logit = resize(local.max_logit, "max_logit of the block");
-        let core = Core::forward(making.builder, &block, steps);
+        let core = shape.forward(making.builder, &block);
         let end = making.deal(&[(q, block.out, local.out), (q, block.lse, local.lse)], other);
         let [gathered] = making.marks(other);
         let max_logit = (own(block.max_logit), own(local.max_logit), gathered);
@@ -149,7 +148,7 @@ impl Exchanged {
             dsink: to.dsink,
         };
         block.backward = Some(collected);
-        let core = core.with_backward(making.builder, &block);
+        let core = shape.with_backward(core, making.builder, &block);
         let results = [(q, collected.dq, to.dq), (kv, collected.dk, to.dk), (kv, collected.dv, to.dv)];
         let end_backward = making.deal(&results, other);
         (Exchanged { begin, end, max_logit, begin_backward, end_backward }, core)

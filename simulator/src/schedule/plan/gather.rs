@@ -89,7 +89,7 @@ impl GatherPlan {
         let value = FillValue::NegInfinity;
         push(COMPUTE, Act::Fill { to: max_logit, rows: Extent::Values, value });
         let (inputs, sink, results) = ([self.q, k, v], self.sink, self.results);
-        push(COMPUTE, Act::AttendWhole { inputs, sink, results });
+        push(COMPUTE, Act::AttendWhole { table: None, inputs, sink, results });
         push(COMPUTE, Act::Record(ATTENDED));
         push(COMMUNICATION, Act::Wait(ATTENDED));
         push(COMMUNICATION, Act::AllReduce { buffer: max_logit });
@@ -106,7 +106,7 @@ impl GatherPlan {
             push(COMPUTE, Act::Fill { to, rows: Extent::All, value: FillValue::Zero });
         }
         let [k, v] = self.kv.map(|[.., gathered]| gathered);
-        for part in 0..self.launches as u8 {
+        for part in 0..self.launches as u16 {
             let launch = Launch { owner: 0, queries: [part, part + 1], keys: 0 };
             let (inputs, results) = ([self.q, k, v, *dout, out, lse], [*dq, dkv[0][0], dkv[1][0]]);
             push(COMPUTE, Act::AttendGathered { launch, inputs, results });

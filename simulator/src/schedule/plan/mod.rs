@@ -17,8 +17,8 @@
 //! | ring, all-to-all, hierarchical | every balance |
 //! | all-gather | contiguous and dual-chunk |
 //!
-//! There is none for a single rank, keys that sequences share, sequence-parallel regions, and the order
-//! [`MergeOrder::Deferred`].
+//! There is none for a single rank, keys that sequences share and sequence-parallel regions. In the order
+//! [`MergeOrder::Deferred`] there is none for an all-gather, and for gradients in FP8.
 
 mod act;
 mod exchange;
@@ -40,13 +40,13 @@ pub use unroll::PlannedRank;
 use super::build::{self, BuildError, Builder, Local, Shards};
 use super::exchange::HeadDeal;
 use super::hierarchical::joined;
-use super::program::{Buffer, BufferId, MergeOrder, MergeStyle};
+use super::program::{Buffer, BufferId, KeySource, MergeOrder, SegmentSource};
 use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
 use gather::GatherPlan;
 use pairs::Lowering;
-use ring::RingPlan;
+use ring::{RingPlan, RingShape};
 use whole::WholePlan;
 
 /// The reason why a problem has no plan, or one that is wrong.
@@ -87,7 +87,8 @@ pub struct Plan<'a> {
     heads: HeadDeal,
     buffers: Vec<Buffer>,
     pairs: PiecePairs,
-    style: MergeStyle,
+    /// What tables are made from on place 0 of a ring, where launches read their segments in tables.
+    told: Option<SegmentSource>,
     exchange: Option<Exchanged>,
     core: Core,
 }
@@ -99,7 +100,9 @@ impl<'a> Plan<'a> {
         let members = match algorithm {
             _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
             _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
-            _ if order == MergeOrder::Deferred => return Err(PlanError::None("the deferred order")),
+            Algorithm::AllGather if order == MergeOrder::Deferred => {
+                return Err(PlanError::None("an all-gather in the deferred order"));
+            }
             Algorithm::Ring | Algorithm::AllGather => 1,
             Algorithm::Hierarchical { all_to_all } => all_to_all,
             Algorithm::AllToAll => problem.parallel.size(),
@@ -117,8 +120,8 @@ impl<'a> Plan<'a> {
             _ => of_steps(joined_sides(&shards, members).of_ring()),
         };
         let parts = lowering.parts(&pieces).ok_or(PlanError::None("an all-gather of stripes"))?;
-        if parts.iter().any(|parts| u8::try_from(*parts).is_err()) {
-            return Err(PlanError::None("more than 255 pieces of a slot"));
+        if parts.iter().any(|parts| *parts >= usize::from(u16::MAX)) {
+            return Err(PlanError::None("more pieces of a slot than can be numbered"));
         }
         if lowering == Lowering::Prefix {
             if pieces.q.cp > 1 && matches!(pieces.q.balance, Balance::Striped { .. }) {
@@ -128,26 +131,38 @@ impl<'a> Plan<'a> {
                 return Err(PlanError::None("an all-gather without queries"));
             }
         }
-        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, lowering)?;
+        let told = SegmentSource::told(problem.mask, &pieces, 0, KeySource::Of(0))
+            .filter(|_| order == MergeOrder::Deferred);
+        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, (lowering, told.is_some()))?;
         let mut builder = Builder::new(1);
         let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
         let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
-        let steps = (algorithm != Algorithm::AllToAll).then_some(steps);
+        let is_code = problem.pass == Pass::Backward && problem.precision.gradients.format.saturates();
+        if order == MergeOrder::Deferred && algorithm != Algorithm::AllToAll && is_code && steps > 1 {
+            return Err(PlanError::None("gradients in FP8 that are kept"));
+        }
+        let shape = match algorithm {
+            Algorithm::AllToAll => CoreShape::Whole(told.as_ref()),
+            _ => CoreShape::Ring(RingShape { steps, key_parts: parts[1], order, told: told.as_ref() }),
+        };
         let (exchange, core) = match algorithm {
             Algorithm::AllGather => {
                 (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts[0])))
             }
             Algorithm::Ring => {
-                let core = Core::forward(&mut builder, &local, steps);
-                (None, core.with_backward(&mut builder, &local))
+                let core = shape.forward(&mut builder, &local);
+                (None, shape.with_backward(core, &mut builder, &local))
             }
             _ => {
-                let (exchange, core) = Exchanged::new(&mut builder, &local, &shards, members, heads, steps);
+                let (exchange, core) = Exchanged::new(&mut builder, &local, &shards, members, heads, &shape);
                 (Some(exchange), core)
             }
         };
-        let (buffers, style) = (builder.finish().buffers, order.style());
-        Ok(Plan { problem, shards, pieces, parts, members, heads, buffers, pairs, style, exchange, core })
+        let buffers = builder.finish().buffers;
+        if buffers.len() > usize::from(u16::MAX) {
+            return Err(PlanError::None("more buffers of a rank than can be numbered"));
+        }
+        Ok(Plan { problem, shards, pieces, parts, members, heads, buffers, pairs, told, exchange, core })
     }
 
     /// Returns the problem.
@@ -262,6 +277,20 @@ impl<'a> Plan<'a> {
         !matches!(self.core, Core::Ring(_))
     }
 
+    /// Whether launches read their segments in tables.
+    pub fn has_tables(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// Whether a buffer of the plan is a table.
+    pub fn is_table(&self, own: Own) -> bool {
+        match &self.core {
+            Core::Ring(ring) => ring.tables().any(|table| table == own),
+            Core::Whole(whole) => whole.table == Some(own),
+            Core::Gather(_) => false,
+        }
+    }
+
     /// Whether keys are gathered, and one owner has them all.
     pub fn gathers(&self) -> bool {
         matches!(self.core, Core::Gather(_))
@@ -327,24 +356,43 @@ enum Core {
     Gather(GatherPlan),
 }
 
-impl Core {
-    /// Makes the buffers of the forward, of a ring if there is a number of steps.
-    fn forward(builder: &mut Builder, local: &Local, steps: Option<usize>) -> Core {
-        match steps {
-            Some(steps) => Core::Ring(RingPlan::forward(builder, local, steps)),
-            None => Core::Whole(WholePlan::forward(local)),
+/// What the buffers of a core are made for.
+enum CoreShape<'a> {
+    Ring(RingShape<'a>),
+    /// One launch on whole sequences, with what its table is made from.
+    Whole(Option<&'a SegmentSource>),
+}
+
+impl CoreShape<'_> {
+    /// Returns the number of steps.
+    fn steps(&self) -> usize {
+        match self {
+            CoreShape::Ring(ring) => ring.steps,
+            CoreShape::Whole(_) => 1,
+        }
+    }
+
+    /// Makes the buffers of the forward.
+    fn forward(&self, builder: &mut Builder, local: &Local) -> Core {
+        match self {
+            CoreShape::Ring(shape) => Core::Ring(RingPlan::forward(builder, local, shape)),
+            CoreShape::Whole(told) => Core::Whole(WholePlan::forward(builder, local, *told)),
         }
     }
 
     /// Makes the buffers of the backward, if there is one.
-    fn with_backward(self, builder: &mut Builder, local: &Local) -> Core {
-        match self {
-            Core::Ring(ring) => Core::Ring(ring.with_backward(builder, local)),
-            Core::Whole(whole) => Core::Whole(whole.with_backward(local)),
-            gather @ Core::Gather(_) => gather,
+    fn with_backward(&self, core: Core, builder: &mut Builder, local: &Local) -> Core {
+        match (core, self) {
+            (Core::Ring(ring), CoreShape::Ring(shape)) => {
+                Core::Ring(ring.with_backward(builder, local, shape))
+            }
+            (Core::Whole(whole), _) => Core::Whole(whole.with_backward(local)),
+            (other, _) => other,
         }
     }
+}
 
+impl Core {
     /// Returns the number of sections of a pass.
     fn sections(&self) -> usize {
         match self {

@@ -19,6 +19,7 @@ use super::super::build::{self, Shards, Unseeing};
 use super::super::stripes::PARTS;
 use super::striped;
 use crate::Segment;
+use crate::helpers::ring_segment;
 use crate::shard::ShardedSide;
 
 /// A pair of pieces whose segments are not what the mask shows.
@@ -56,6 +57,16 @@ impl Lowering {
         match self {
             Lowering::Stripes(_) => Some([1, PARTS]),
             _ => Some([pieces.q.parts()?, pieces.kv.parts()?]),
+        }
+    }
+
+    /// Whether segments name every row of a piece of queries, and of keys. A table names no padding.
+    fn names(self, is_told: bool) -> [bool; 2] {
+        match self {
+            _ if is_told => [false; 2],
+            Lowering::Step | Lowering::Stripes(_) => [false; 2],
+            Lowering::Whole => [true; 2],
+            Lowering::Prefix => [true, false],
         }
     }
 
@@ -119,7 +130,7 @@ impl PiecePairs {
         mask: &Mask,
         shards: &Shards,
         parts: [usize; 2],
-        lowering: Lowering,
+        (lowering, is_told): (Lowering, bool),
     ) -> Result<PiecePairs, WrongSegments> {
         let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
         for (sequence, (q, kv)) in shards.q.slots.iter().zip(&shards.kv.slots).enumerate() {
@@ -129,7 +140,7 @@ impl PiecePairs {
         firsts.sort_unstable();
         let kinds = firsts
             .into_par_iter()
-            .map(|(sequence, count)| Kinship { mask, shards, lowering, sequence }.kind(count));
+            .map(|(sequence, count)| Kinship { mask, shards, lowering, is_told, sequence }.kind(count));
         let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
         let pieces = shards.kv.cp * parts[1];
         let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
@@ -177,6 +188,8 @@ struct Kinship<'a> {
     mask: &'a Mask,
     shards: &'a Shards,
     lowering: Lowering,
+    /// Whether a table says the segments.
+    is_told: bool,
     sequence: usize,
 }
 
@@ -280,7 +293,8 @@ impl Kinship<'_> {
     /// the mask shows it.
     fn pairs(&self, queries: &Line, keys: &Line) -> Result<[u64; PARTS], usize> {
         if let (Some(q), Some(kv)) = (&queries.placed, &keys.placed) {
-            let only = pairs(self.mask, self.lengths(), q, kv, self.lowering)?;
+            let made = self.segments(q, kv).ok_or(queries.start)?;
+            let only = pairs(self.mask, self.lengths(), q, kv, (self.lowering.names(self.is_told), &made))?;
             return Ok([only, 0, 0, 0, 0, 0, 0]);
         }
         let Lowering::Stripes(width) = self.lowering else { return Err(queries.start) };
@@ -291,8 +305,19 @@ impl Kinship<'_> {
             positions: [&queries.positions, &keys.positions],
             members: [queries.id.member, keys.id.member],
             width,
+            is_told: self.is_told,
         };
         slots.pairs()
+    }
+
+    /// Returns the segments of two pieces; `None` if no table says them and one should.
+    fn segments(&self, q: &PlacedRun, kv: &PlacedRun) -> Option<Vec<Segment>> {
+        if !self.is_told {
+            return Some(self.lowering.segments(self.mask, self.lengths(), q, kv));
+        }
+        let sides = [&self.shards.q, &self.shards.kv];
+        let row = ring_segment(self.mask, sides, self.sequence, (q.piece, kv.piece))?;
+        Some(vec![row.segment()])
     }
 }
 
@@ -315,12 +340,11 @@ fn pairs(
     (lq, lk): (usize, usize),
     q: &PlacedRun,
     kv: &PlacedRun,
-    lowering: Lowering,
+    (named_all, made): ([bool; 2], &[Segment]),
 ) -> Result<u64, usize> {
-    let made = lowering.segments(mask, (lq, lk), q, kv);
     let (mut next, mut next_key, mut named) = (0, 0, [0; 2]);
     let mut shown: Vec<(Range<usize>, usize, &Segment)> = Vec::with_capacity(made.len());
-    for segment in &made {
+    for segment in made {
         let [keys] = &segment.kv[..] else { return Err(q.piece.start) };
         let (rows, of) = (indices(&q.local, &segment.q, next), indices(&kv.local, keys, next_key));
         let (Some(rows), Some(of)) = (rows, of) else { return Err(q.piece.start) };
@@ -328,11 +352,8 @@ fn pairs(
         named = [named[0] + segment.q.span, named[1] + keys.span];
         shown.push((rows, of.start, segment));
     }
-    let are_named = match lowering {
-        Lowering::Step | Lowering::Stripes(_) => true,
-        Lowering::Whole => named == [q.local.span, kv.local.span],
-        Lowering::Prefix => named[0] == q.local.span,
-    };
+    let all = [q.local.span, kv.local.span];
+    let are_named = (0..2).all(|side| !named_all[side] || named[side] == all[side]);
     if !are_named {
         return Err(q.piece.start);
     }

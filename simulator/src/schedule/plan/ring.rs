@@ -1,4 +1,7 @@
 //! The plan of a ring. It has the same steps as [`super::super::ring`], which says why they are right.
+//!
+//! In the deferred order, each launch has an out and an LSE of its own. A rank has these for the launches that it makes,
+//! and the plan for all that any rank could make.
 
 use std::ops::Range;
 
@@ -8,7 +11,8 @@ use super::act::{Act, Extent, Launch, Mark, Op, Own};
 use super::pairs::PieceId;
 use super::{Plan, own};
 use crate::schedule::build::{Builder, Local};
-use crate::schedule::{BufferId, FillValue};
+use crate::schedule::tables;
+use crate::schedule::{BufferId, FillValue, MergeOrder, MergeStyle, SegmentSource};
 
 const MAIN: u8 = 0;
 const COMMUNICATION: u8 = 2;
@@ -26,11 +30,72 @@ pub(super) struct RingPlan {
     /// K and V of step 0.
     kv: [Own; 2],
     running: Own,
-    /// Out and LSE of a step, for each compute stream.
-    partial: Vec<[Own; 2]>,
+    partials: Partials,
+    /// The table of a step, for each compute stream; none where launches read no table.
+    tables: Vec<Own>,
     /// K and V of later steps, in turn.
     slots: Vec<[Own; 2]>,
     backward: Option<BackwardPlan>,
+}
+
+/// Buffers to which launches of the forward write out and LSE.
+#[derive(Debug)]
+enum Partials {
+    /// Those of a step, for each compute stream, and the manner of their merges.
+    Reused(Vec<[Own; 2]>, MergeStyle),
+    /// Those of each launch, by step and part of the keys, and the manner in which outs are added at last.
+    Kept(Vec<Vec<[Own; 2]>>, MergeStyle),
+}
+
+impl Partials {
+    /// Returns the out and LSE of a launch.
+    fn of(&self, step: usize, keys: usize) -> [Own; 2] {
+        match self {
+            Partials::Reused(partial, _) => partial[step % 2],
+            Partials::Kept(kept, _) => kept[step][keys],
+        }
+    }
+
+    /// Returns the manner of the merge right behind a launch.
+    fn style(&self) -> MergeStyle {
+        match self {
+            Partials::Reused(_, style) => *style,
+            Partials::Kept(..) => MergeStyle::Statistics,
+        }
+    }
+}
+
+/// What all buffers of a ring are made for.
+pub(super) struct RingShape<'a> {
+    pub(super) steps: usize,
+    /// Number of parts of an owner's keys.
+    pub(super) key_parts: usize,
+    pub(super) order: MergeOrder,
+    /// What tables are made from, where launches read them.
+    pub(super) told: Option<&'a SegmentSource>,
+}
+
+impl RingShape<'_> {
+    /// Makes the tables of a pass.
+    fn tables(&self, builder: &mut Builder) -> Vec<Own> {
+        let table = |stream: usize| {
+            let name = format!("segments, stream {stream}");
+            self.told.map(|from| own(tables::buffer(builder, 0, &name, from)))
+        };
+        (0..2.min(self.steps)).filter_map(table).collect()
+    }
+
+    /// Makes the out and LSE of every launch.
+    fn kept(&self, builder: &mut Builder, local: &Local) -> Vec<Vec<[Own; 2]>> {
+        let mut launch = |step: usize, keys: usize| {
+            [(local.out, "out"), (local.lse, "lse")].map(|(of, name)| {
+                let format = builder.describe(of).format;
+                own(builder.like(of, &format!("{name} of step {step}, part {keys}"), format))
+            })
+        };
+        let mut step = |step| (0..self.key_parts).map(|keys| launch(step, keys)).collect();
+        (0..self.steps).map(&mut step).collect()
+    }
 }
 
 /// Buffers of the backward.
@@ -45,6 +110,7 @@ struct BackwardPlan {
     travelling: Vec<[Own; 2]>,
     /// dq, dk and dv of a step, for each compute stream.
     partial: Vec<[Own; 3]>,
+    tables: Vec<Own>,
     slots: Vec<[Own; 2]>,
 }
 
@@ -70,24 +136,48 @@ const MARK_KINDS: usize = 8;
 impl RingPlan {
     /// Makes the buffers in the order in which the ring's builder makes them. Those of the backward are added by
     /// [`RingPlan::with_backward`].
-    pub(super) fn forward(builder: &mut Builder, local: &Local, steps: usize) -> RingPlan {
+    pub(super) fn forward(builder: &mut Builder, local: &Local, shape: &RingShape<'_>) -> RingPlan {
         let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
-        let mut partial = |stream: usize| {
-            let like = [(out, "out"), (lse, "lse")];
-            like.map(|(of, name)| {
-                own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32))
-            })
+        let steps = shape.steps;
+        let tables = shape.tables(builder);
+        let reused = (shape.order != MergeOrder::Deferred).then(|| partials(builder, local, steps));
+        let running = match reused {
+            None => builder.sum_of(out, "out, running"),
+            Some(_) => builder.like(out, "out, running", Format::F32),
         };
-        let partial = (0..2.min(steps)).map(&mut partial).collect();
-        let running = own(builder.like(out, "out, running", Format::F32));
         let slots = slots(builder, [k, v], steps);
-        let [q, out, lse, max_logit] = [q, out, lse, max_logit].map(own);
-        let (kv, sink) = ([k, v].map(own), sink.map(own));
-        RingPlan { steps, q, sink, out, lse, max_logit, kv, running, partial, slots, backward: None }
+        let product_rounded = running == out;
+        let partials = match reused {
+            None => Partials::Kept(shape.kept(builder, local), MergeStyle::Weighted { product_rounded }),
+            Some(reused) => Partials::Reused(reused, shape.order.style()),
+        };
+        let [q, out, lse, max_logit, running] = [q, out, lse, max_logit, running].map(own);
+        let (kv, sink, backward) = ([k, v].map(own), sink.map(own), None);
+        RingPlan { steps, q, sink, out, lse, max_logit, kv, running, partials, tables, slots, backward }
+    }
+
+    /// Returns the out and LSE of each launch, in the order of the buffers; none where they are reused.
+    pub(super) fn kept(&self) -> impl Iterator<Item = Own> {
+        let kept = match &self.partials {
+            Partials::Reused(..) => &[][..],
+            Partials::Kept(kept, _) => kept,
+        };
+        kept.iter().flatten().flatten().copied()
+    }
+
+    /// Returns the tables of both passes.
+    pub(super) fn tables(&self) -> impl Iterator<Item = Own> {
+        let of_backward = self.backward.iter().flat_map(|backward| &backward.tables);
+        self.tables.iter().chain(of_backward).copied()
     }
 
     /// Adds the buffers of the backward, if there is one.
-    pub(super) fn with_backward(self, builder: &mut Builder, local: &Local) -> RingPlan {
+    pub(super) fn with_backward(
+        self,
+        builder: &mut Builder,
+        local: &Local,
+        shape: &RingShape<'_>,
+    ) -> RingPlan {
         let Some(to) = local.backward else { return self };
         let turns = 0..2.min(self.steps);
         let running = own(builder.like(to.dq, "dq, running", Format::F32));
@@ -102,9 +192,10 @@ impl RingPlan {
             all.map(|(of, name)| like(of, format!("{name} of a step, stream {stream}")))
         });
         let partial = partial.collect();
+        let tables = shape.tables(builder);
         let slots = slots(builder, [local.k, local.v], self.steps);
         let (dout, results, dsink) = (own(to.dout), [to.dq, to.dk, to.dv].map(own), to.dsink.map(own));
-        let backward = BackwardPlan { dout, results, dsink, running, travelling, partial, slots };
+        let backward = BackwardPlan { dout, results, dsink, running, travelling, partial, tables, slots };
         RingPlan { backward: Some(backward), ..self }
     }
 
@@ -129,6 +220,17 @@ fn mark(steps: usize, kind: MarkKind, step: usize) -> Mark {
 
 /// Number of marks of the work around a ring.
 pub(super) const OTHERS: usize = 24;
+
+/// Makes out and LSE of a step, for each compute stream.
+fn partials(builder: &mut Builder, local: &Local, steps: usize) -> Vec<[Own; 2]> {
+    let mut partial = |stream: usize| {
+        let like = [(local.out, "out"), (local.lse, "lse")];
+        like.map(|(of, name)| {
+            own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32))
+        })
+    };
+    (0..2.min(steps)).map(&mut partial).collect()
+}
 
 /// Makes the slots of KV that is received.
 fn slots(builder: &mut Builder, kv: [BufferId; 2], steps: usize) -> Vec<[Own; 2]> {
@@ -170,6 +272,13 @@ impl Section<'_> {
         self.push(MAIN, Act::Copy { from, to, rows: Extent::Slots(side) });
     }
 
+    /// Makes a table that is not made yet.
+    fn make(&mut self, stream: u8, unmade: &mut Option<Own>, owner: u32) {
+        if let Some(to) = unmade.take() {
+            self.push(stream, Act::MakeSegments { to, owner });
+        }
+    }
+
     fn fork(&mut self, kind: MarkKind) {
         if self.ring.steps > 1 {
             self.record(MAIN, kind, 0);
@@ -202,10 +311,13 @@ impl Plan<'_> {
             Some(step) if step < ring.steps => self.forward_step(rank, step, &mut section),
             Some(_) => {
                 section.wait(MAIN, MarkKind::Done, ring.steps - 1);
+                self.add_kept(rank, &mut section);
                 if self.problem.softmax.sink != Sink::None {
                     section.push(MAIN, Act::ApplySink { sink: ring.sink, results: [ring.running, ring.lse] });
                 }
-                section.copy(ring.running, ring.out, Side::Q);
+                if ring.running != ring.out {
+                    section.copy(ring.running, ring.out, Side::Q);
+                }
                 if self.places() > 1 {
                     section.push(MAIN, Act::AllReduce { buffer: ring.max_logit });
                 }
@@ -213,8 +325,37 @@ impl Plan<'_> {
         }
     }
 
+    /// Returns the launches of a forward step, one for each part of the keys of which some query sees a key. Those that
+    /// a table tells leave out the first and last parts of the queries that see nothing.
+    fn forward_launches(&self, rank: usize, step: usize) -> impl Iterator<Item = Launch> {
+        let (place, size, [q_parts, kv_parts]) = (self.place(rank), self.places(), self.parts());
+        let owner = (place + size - step) % size;
+        let all = 0..q_parts;
+        (0..kv_parts).filter_map(move |keys| {
+            let sees = |part: &usize| self.sees(place, *part..*part + 1, owner, keys);
+            let first = all.clone().find(sees)?;
+            let queries = match self.told {
+                None => [0, q_parts as u16],
+                Some(_) => [first as u16, 1 + all.clone().rfind(sees)? as u16],
+            };
+            Some(Launch { owner: owner as u32, queries, keys: keys as u16 })
+        })
+    }
+
+    /// Adds the outs that were kept, in order of steps, once the LSE is final.
+    fn add_kept(&self, rank: usize, section: &mut Section<'_>) {
+        let ring = section.ring;
+        let Partials::Kept(kept, style) = &ring.partials else { return };
+        for (index, of_step) in kept.iter().enumerate() {
+            for launch in self.forward_launches(rank, index) {
+                let (step, running) = (of_step[usize::from(launch.keys)], [ring.running, ring.lse]);
+                section.push(MAIN, Act::Merge { style: *style, launch, step, running });
+            }
+        }
+    }
+
     fn forward_step(&self, rank: usize, step: usize, section: &mut Section<'_>) {
-        let (ring, size, [q_parts, kv_parts]) = (section.ring, self.places(), self.parts());
+        let (ring, size) = (section.ring, self.places());
         let kv = |step: usize| if step == 0 { ring.kv } else { ring.slots[(step - 1) % 2] };
         if step + 1 < ring.steps {
             if step > 1 {
@@ -224,23 +365,23 @@ impl Plan<'_> {
             section.push(COMMUNICATION, Act::Exchange { to, sent: kv(step), from, received: kv(step + 1) });
             section.record(COMMUNICATION, MarkKind::Arrived, step + 1);
         }
-        let (stream, place) = ((step % 2) as u8, self.place(rank));
+        let stream = (step % 2) as u8;
         if step > 0 {
             section.wait(stream, MarkKind::Arrived, step);
         }
-        let mut turn = step.checked_sub(1);
-        let owner = (place + size - step) % size;
-        let [k, v] = kv(step);
-        for keys in (0..kv_parts).filter(|&keys| self.sees(place, 0..q_parts, owner, keys)) {
-            let launch = Launch { owner: owner as u32, queries: [0, q_parts as u8], keys: keys as u8 };
-            let step = ring.partial[step % 2];
-            let results = [step[0], step[1], ring.max_logit];
-            section.push(stream, Act::Attend { launch, inputs: [ring.q, k, v], results });
+        let (mut turn, [k, v]) = (step.checked_sub(1), kv(step));
+        let table = ring.tables.get(step % 2).copied();
+        let mut unmade = table;
+        for launch in self.forward_launches(rank, step) {
+            section.make(stream, &mut unmade, launch.owner);
+            let [out, lse] = ring.partials.of(step, launch.keys.into());
+            let (inputs, results) = ([ring.q, k, v], [out, lse, ring.max_logit]);
+            section.push(stream, Act::Attend { launch, table, inputs, results });
             if let Some(before) = turn.take() {
                 section.wait(stream, MarkKind::Done, before);
             }
-            let (style, running) = (self.style, [ring.running, ring.lse]);
-            section.push(stream, Act::Merge { style, launch, step, running });
+            let (style, running) = (ring.partials.style(), [ring.running, ring.lse]);
+            section.push(stream, Act::Merge { style, launch, step: [out, lse], running });
         }
         if let Some(before) = turn {
             section.wait(stream, MarkKind::Done, before);
@@ -292,14 +433,17 @@ impl Plan<'_> {
         }
         let mut turn = (step > 0).then_some(step);
         let (owner, [k, v], results) = ((place + step) % size, kv(step), back.partial[step % 2]);
+        let table = back.tables.get(step % 2).copied();
+        let mut unmade = table;
         for (q, keys) in (0..q_parts).flat_map(|q| (0..kv_parts).map(move |keys| (q, keys))) {
             if !self.sees(place, q..q + 1, owner, keys) {
                 continue;
             }
-            let queries = [q as u8, q as u8 + 1];
-            let launch = Launch { owner: owner as u32, queries, keys: keys as u8 };
+            let queries = [q as u16, q as u16 + 1];
+            let launch = Launch { owner: owner as u32, queries, keys: keys as u16 };
+            section.make(stream, &mut unmade, launch.owner);
             let inputs = [ring.q, k, v, back.dout, ring.out, ring.lse];
-            section.push(stream, Act::AttendBackward { launch, inputs, results });
+            section.push(stream, Act::AttendBackward { launch, table, inputs, results });
             if let Some(before) = turn.take() {
                 section.wait(stream, MarkKind::Gradients, before);
             }

@@ -7,6 +7,7 @@ use seamproof_oracle::{Intervals, Mask, Run};
 
 use super::super::stripes::{self, PARTS};
 use super::pairs::indices;
+use crate::Segment;
 use crate::schedule::build::Shards;
 use crate::shard::ShardedSide;
 
@@ -20,6 +21,8 @@ pub(super) struct Slots<'a> {
     pub(super) members: [usize; 2],
     /// Rows of a stripe.
     pub(super) width: usize,
+    /// Whether a table says the segments.
+    pub(super) is_told: bool,
 }
 
 /// Returns the real positions of a member's slot, in order of rows.
@@ -54,11 +57,27 @@ impl Slots<'_> {
         Ok(counts)
     }
 
+    /// Returns the segments of a part. A table has those of parts 0 to 2, and there are no others of a band.
+    fn segments(&self, part: usize) -> Vec<Segment> {
+        let Shards { q, kv } = self.shards;
+        let (sides, sequence, members) = ([q, kv], self.sequence, self.members);
+        if !self.is_told {
+            return stripes::segments(self.mask, sides, sequence, members, (self.width, part));
+        }
+        let stripes = match part {
+            0 => 1,
+            1 | 2 => q.slots[sequence].span / self.width,
+            _ => 0,
+        };
+        let row = |stripe| stripes::row(self.mask, sides, sequence, members, (self.width, part, stripe));
+        (0..stripes).filter_map(row).map(|row| row.segment()).collect()
+    }
+
     /// Adds what a part shows each query to `shown`. Returns the number of pairs; `None` if the part names other rows, or a
     /// row twice.
     fn part(&self, part: usize, shown: &mut [Vec<Range<usize>>]) -> Option<u64> {
         let Shards { q, kv } = self.shards;
-        let made = stripes::segments(self.mask, [q, kv], self.sequence, self.members, (self.width, part));
+        let made = self.segments(part);
         let run = |side: &ShardedSide, positions: &[usize]| Run {
             len: positions.len(),
             span: positions.len(),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use seamproof_oracle::{Run, Side};
 
 use super::act::{Act, Extent, Launch, Mark, Op, Own, Way};
-use super::{Plan, Programs};
-use crate::AttentionCall;
+use super::ring::RingPlan;
+use super::{Core, Plan, Programs};
 use crate::schedule::all_gather;
 use crate::schedule::all_to_all::whole_sequences;
 use crate::schedule::build::{self, Builder};
@@ -15,10 +15,12 @@ use crate::schedule::embed;
 use crate::schedule::hierarchical::ring_order;
 use crate::schedule::place::placed;
 use crate::schedule::program::{
-    Attend, AttendBackward, Buffer, BufferId, EventId, Merge, MergeOrder, Operation, Placement, RankProgram,
-    Reduction, Region, RowPair, Schedule, Step, Work,
+    Attend, AttendBackward, Buffer, BufferId, EventId, KeySource, Merge, MergeOrder, Operation, Placement,
+    RankProgram, Reduction, Region, RowPair, Schedule, SegmentSource, Step, Work,
 };
 use crate::schedule::ring::{RingCore, owned};
+use crate::schedule::tables::Told;
+use crate::{AttentionCall, RowPolicy};
 
 /// What a schedule has of one rank. Buffers, events and groups are numbered by their order on the rank, and launches have no
 /// step, which people alone read.
@@ -101,12 +103,37 @@ impl Plan<'_> {
         let mut builder = Builder::new(1);
         let sinks = self.heads.sinks(self.problem, rank % self.members);
         build::local_with_sinks(&mut builder, self.problem, &self.shards, rank, sinks);
-        let buffers = self.buffers.iter().map(|buffer| Buffer { rank, ..buffer.clone() }).collect();
+        let buffers = self.own_buffers(rank, &mut operations);
         PlannedRank {
             buffers,
             placements: builder.finish().placements,
             program: RankProgram { operations, backward },
         }
+    }
+
+    /// Returns the buffers of a rank, without those of launches that it does not make, and numbers them anew.
+    fn own_buffers(&self, rank: usize, operations: &mut [Operation]) -> Vec<Buffer> {
+        let mut is_there = vec![true; self.buffers.len()];
+        self.kept().for_each(|own| is_there[usize::from(own.0)] = false);
+        for Operation { work, .. } in operations.iter_mut() {
+            embed::buffers(work).into_iter().for_each(|id| is_there[id.0] = true);
+        }
+        let before = is_there.iter().scan(0, |next, is_there| {
+            *next += usize::from(*is_there);
+            Some(*next - usize::from(*is_there))
+        });
+        let numbers: Vec<usize> = before.collect();
+        for Operation { work, .. } in operations {
+            embed::buffers(work).into_iter().for_each(|id| id.0 = numbers[id.0]);
+        }
+        let all = self.buffers.iter().zip(is_there).filter(|(_, is_there)| *is_there);
+        all.map(|(buffer, _)| Buffer { rank, ..buffer.clone() }).collect()
+    }
+
+    /// Returns the buffers that a rank has for launches that it makes.
+    fn kept(&self) -> impl Iterator<Item = Own> {
+        let ring = if let Core::Ring(ring) = &self.core { Some(ring) } else { None };
+        ring.into_iter().flat_map(RingPlan::kept)
     }
 
     /// Returns the whole schedule, with the programs that are given.
@@ -150,9 +177,30 @@ impl Plan<'_> {
         RingCore { mask, softmax, shards, members: &[], communicator: 0, order }
     }
 
+    /// Returns the call of a launch, and the rows of its table that say it.
+    fn told(&self, rank: usize, launch: &Launch, table: Option<Own>) -> (AttentionCall, Option<Region>) {
+        let (Some(from), Some(table)) = (self.source(rank, launch.owner), table) else {
+            return (self.call(rank, launch), None);
+        };
+        let told = Told::new(BufferId(table.0.into()), &from);
+        let Launch { queries: [first, end], keys, .. } = *launch;
+        let (call, rows) = self.core().told_launch(&told, first.into()..end.into(), keys.into());
+        (call, Some(rows))
+    }
+
+    /// Returns what the table of a rank's launches on an owner's keys is made from.
+    fn source(&self, rank: usize, owner: u32) -> Option<SegmentSource> {
+        let (place, keys) = (self.place(rank), KeySource::Of(owner as usize));
+        self.told.as_ref().map(|from| SegmentSource { place, keys, ..from.clone() })
+    }
+
     /// Returns the call of a launch.
     fn call(&self, rank: usize, launch: &Launch) -> AttentionCall {
         let Launch { owner, queries: [first, end], keys } = *launch;
+        if let Some(from) = self.source(rank, owner) {
+            let told = Told::new(BufferId(0), &from);
+            return self.core().told_launch(&told, first.into()..end.into(), keys.into()).0;
+        }
         if self.gathers() {
             let (whole, mut parts) = all_gather::calls(self.problem, &self.shards, rank);
             let is_there = usize::from(first) < parts.len();
@@ -205,21 +253,21 @@ impl Plan<'_> {
     fn works(&self, rank: usize, act: &Act, group: usize) -> Vec<Work> {
         let id = |own: Own| BufferId(own.0.into());
         let work = match *act {
-            Act::Attend { ref launch, inputs, results } => {
+            Act::Attend { ref launch, table, inputs, results } => {
                 let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
-                let (step, call) = (Step::default(), self.call(rank, launch));
-                let (table, descales, sink) = (None, Vec::new(), None);
+                let (step, (call, table)) = (Step::default(), self.told(rank, launch, table));
+                let (descales, sink) = (Vec::new(), None);
                 Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
             }
-            Act::AttendWhole { inputs, sink, results } => {
+            Act::AttendWhole { table, inputs, sink, results } => {
                 let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
-                let (step, call) = (Step::default(), self.whole_call(rank));
-                let (table, descales, sink) = (None, Vec::new(), sink.map(id));
+                let (step, (call, table)) = (Step::default(), self.whole_call(rank, table));
+                let (descales, sink) = (Vec::new(), sink.map(id));
                 Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
             }
-            Act::AttendBackward { ref launch, inputs, results } => {
+            Act::AttendBackward { ref launch, table, inputs, results } => {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
+                let (step, (call, table), sink) = (Step::default(), self.told(rank, launch, table), None);
                 let all = AttendBackward {
                     step,
                     call,
@@ -238,10 +286,10 @@ impl Plan<'_> {
                 };
                 Work::AttendBackward(all)
             }
-            Act::AttendBackwardWhole { inputs, sink, results } => {
+            Act::AttendBackwardWhole { table, inputs, sink, results } => {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, call) = (Step::default(), whole_sequences(self.problem, &self.shards));
-                let (table, sink) = (None, sink.map(|[sink, dsink]| (id(sink), id(dsink))));
+                let (step, (call, table)) = (Step::default(), self.whole_call(rank, table));
+                let sink = sink.map(|[sink, dsink]| (id(sink), id(dsink)));
                 let all = AttendBackward {
                     step,
                     call,
@@ -281,6 +329,10 @@ impl Plan<'_> {
                 };
                 Work::AttendBackward(all)
             }
+            Act::MakeSegments { to, owner } => match self.source(rank, owner) {
+                Some(from) => Work::MakeSegments { to: id(to), from },
+                None => return Vec::new(),
+            },
             Act::Merge { style, ref launch, step, running } => {
                 let ([step_out, step_lse], [out, lse]) = (step.map(id), running.map(id));
                 let rows = self.written(rank, launch, Side::Q);
@@ -360,12 +412,16 @@ impl Plan<'_> {
         Region { rows: Run::packed(index * rows, rows, rows), ..self.all(buffer) }
     }
 
-    /// Returns the call of a launch on all queries of a rank.
-    fn whole_call(&self, rank: usize) -> AttentionCall {
-        match self.gathers() {
+    /// Returns the call of a launch on all queries of a rank, and the rows of its table that say it.
+    fn whole_call(&self, rank: usize, table: Option<Own>) -> (AttentionCall, Option<Region>) {
+        let whole = match self.gathers() {
             true => all_gather::calls(self.problem, &self.shards, rank).0,
             false => whole_sequences(self.problem, &self.shards),
-        }
+        };
+        let Some((from, table)) = self.told.as_ref().zip(table) else { return (whole, None) };
+        let told = Told::new(BufferId(table.0.into()), from);
+        let (segments, policy) = (told.segments(0..1), RowPolicy::Leave);
+        (AttentionCall { segments, policy, ..whole }, Some(told.region(0..1)))
     }
 
     fn regions(&self, buffers: [Own; 2]) -> Vec<Region> {

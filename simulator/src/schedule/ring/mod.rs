@@ -344,8 +344,22 @@ impl RingCore<'_> {
         let pieces = self.told_pieces(told, q, kv);
         let sees = |piece: &usize| told.segments(*piece..*piece + 1).iter().any(Segment::sees);
         let (first, last) = (pieces.clone().find(sees)?, pieces.rev().find(|piece| sees(piece))?);
-        let segments = told.segments(first..last + 1);
-        Some(self.launch(segments, RowPolicy::Leave, Some(told.region(first..last + 1))))
+        Some(self.launch_told(told, first..last + 1))
+    }
+
+    /// Returns the launch of some pieces of a table.
+    fn launch_told(&self, told: &Told, pieces: Range<usize>) -> Launch {
+        let (segments, rows) = (told.segments(pieces.clone()), told.region(pieces));
+        self.launch(segments, RowPolicy::Leave, Some(rows))
+    }
+
+    /// Returns the call of a launch on these parts as a table tells it, and the rows of the table. Of stripes of several
+    /// rows, pieces that see nothing are left out at both ends.
+    pub(super) fn told_launch(&self, told: &Told, q: Range<usize>, kv: usize) -> (AttentionCall, Region) {
+        let all = self.told_pieces(told, q.clone(), kv);
+        let trimmed = if self.shards.q.parts().is_none() { self.told_call(told, q, kv) } else { None };
+        let Launch { call, table } = trimmed.unwrap_or_else(|| self.launch_told(told, all.clone()));
+        (call, table.unwrap_or_else(|| told.region(all)))
     }
 
     /// Returns the pieces of a table that are a launch. Of stripes of several rows, the first piece is the band, and
