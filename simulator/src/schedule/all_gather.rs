@@ -305,12 +305,8 @@ impl Rank<'_> {
         let placed = self.placed();
         let ranks = self.shards.kv.cp;
         if self.apart() {
-            let launch = |residue| {
-                let keys = (residue, ranks);
-                let segments = |placed| self.segments(placed, keys, Unseeing::Dropped);
-                placed.iter().flat_map(segments).collect::<Vec<_>>()
-            };
-            return (0..ranks).map(launch).filter(|segments| !segments.is_empty()).collect();
+            let launches = (0..ranks).map(|residue| self.residue(residue));
+            return launches.filter(|segments| !segments.is_empty()).collect();
         }
         let mut launches: Vec<Vec<Segment>> = Vec::new();
         let (mut sequence, mut index) = (None, 0);
@@ -323,6 +319,13 @@ impl Rank<'_> {
             launches[index].extend(self.segments(placed, (0, 1), Unseeing::Queries));
         }
         launches
+    }
+
+    /// Returns the segments of queries that lie apart against the keys of a residue.
+    fn residue(&self, residue: usize) -> Vec<Segment> {
+        let keys = (residue, self.shards.kv.cp);
+        let segments = |placed: PlacedRun| self.segments(&placed, keys, Unseeing::Dropped);
+        self.placed().into_iter().flat_map(segments).collect()
     }
 
     /// Returns the segments of a piece of queries against the keys `first, first + step, …` of the visible prefix. The
@@ -359,17 +362,22 @@ fn visible_prefix(mask: &Mask, (lq, lk): (usize, usize), q: &PlacedRun) -> usize
     mask.sight(lq, lk).end(q.piece.start + last * q.piece.step)
 }
 
-/// Returns the calls of a rank's launches: of the forward, and of each launch of the backward.
+/// Returns the calls of a rank's launches: of the forward, and of each launch of the backward. Of queries that lie apart,
+/// these are all residues, also those without a segment.
 pub(super) fn calls(problem: &Problem, shards: &Shards, rank: usize) -> (AttentionCall, Vec<AttentionCall>) {
     let mut builder = Builder::new(1);
     let local = build::local(&mut builder, problem, shards, rank);
     let program = Rank { problem, shards, pairs: &[], shared: None, rank, local, builder: &mut builder };
-    let backward = program.backward_launches().into_iter().map(|segments| program.call(segments));
+    let launches = match program.apart() {
+        true => (0..shards.kv.cp).map(|residue| program.residue(residue)).collect(),
+        false => program.backward_launches(),
+    };
+    let backward = launches.into_iter().map(|segments| program.call(segments));
     (program.call(program.forward_segments()), backward.collect())
 }
 
 /// Returns each real row as a piece of its own, and the padding as one piece.
-fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
+pub(super) fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     let PlacedRun { sequence, piece, local } = *placed;
     let cut = |index: usize, len: usize, span: usize| PlacedRun {
         sequence,

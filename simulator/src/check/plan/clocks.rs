@@ -98,6 +98,12 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
             all(inputs, Read);
             all(results, Write);
         }
+        Act::AttendBackwardEach { table, inputs, results, sums, .. } => {
+            all(table.as_slice(), Read);
+            all(inputs, Read);
+            all(results, Write);
+            all(sums, Write);
+        }
         Act::AttendGathered { inputs, results, .. } => {
             all(inputs, Read);
             all(results, Write);

@@ -7,7 +7,7 @@ use super::clocks::touches;
 use super::error::PlanFault;
 use crate::check::touch::Access;
 use crate::schedule::Axes;
-use crate::schedule::plan::{Act, Extent, Launch, Own, Plan, Way};
+use crate::schedule::plan::{Act, Extent, Launch, Launches, Own, Plan, Way};
 
 /// A shape of a buffer: axes, rows, heads and elements.
 type Shape = (Axes, usize, usize, usize);
@@ -92,6 +92,18 @@ impl<'p> Forms<'p> {
         }
     }
 
+    /// Checks launches, of which each has one part of the queries and one of the keys.
+    fn each(&self, launches: &Launches) -> Result<(), PlanFault> {
+        let Launches { owner, queries, keys: [first, end] } = *launches;
+        if !self.plan.is_apart() {
+            self.ring()?;
+        }
+        if first >= end {
+            return Err(PlanFault::Pieces(Launch { owner, queries, keys: first }));
+        }
+        [first, end - 1].into_iter().try_for_each(|keys| self.launch(&Launch { owner, queries, keys }))
+    }
+
     fn forward(&self, inputs: [Own; 3], results: [Own; 3]) -> Result<(), PlanFault> {
         use TensorName::{K, Lse, MaxLogit, Out, Q, V};
         self.are(inputs, [Q, K, V], At::Ring)?;
@@ -155,6 +167,12 @@ impl<'p> Forms<'p> {
                 self.launch(launch)?;
                 self.forward(*inputs, *results)
             }
+            Act::AttendBackwardEach { launches, table, inputs, results, sums } => {
+                self.each(launches)?;
+                self.table(*table)?;
+                self.backward(*inputs, *results)?;
+                results.iter().zip(sums).try_for_each(|(from, to)| self.alike(*from, *to))
+            }
             Act::AttendWhole { table, inputs, sink, results } => {
                 self.whole()?;
                 self.table(*table)?;
@@ -169,6 +187,11 @@ impl<'p> Forms<'p> {
             }
             Act::AttendGathered { launch, inputs, results } => {
                 self.gathers()?;
+                if self.plan.is_apart() {
+                    return Err(PlanFault::Unknown(
+                        "a launch that writes dq itself, of queries that lie apart",
+                    ));
+                }
                 self.launch(launch)?;
                 self.backward(*inputs, *results)
             }
@@ -296,6 +319,6 @@ fn apart(act: &Act) -> Result<(), PlanFault> {
     twice.map_or(Ok(()), Err)
 }
 
-/// Largest number of buffers of an operation, but for an all-to-all: a table, six inputs, three results, the sink and its
-/// gradient.
-const TOUCHES_MAX: usize = 12;
+/// Largest number of buffers of an operation, but for an all-to-all: a table, six inputs, three results, and three sums or
+/// the sink and its gradient.
+const TOUCHES_MAX: usize = 13;

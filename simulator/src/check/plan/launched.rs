@@ -4,26 +4,29 @@
 //! of each two pieces that a launch of both shows what the mask shows of them.
 
 use super::error::{PlanFault, Unproved};
-use crate::schedule::plan::{Act, Launch, PieceId, Plan};
+use crate::schedule::plan::{Act, Launch, PieceId, PiecePairs, Plan};
 
 /// The launches of a rank's pass so far.
 pub(super) struct Launched<'p> {
     plan: &'p Plan<'p>,
+    pairs: &'p PiecePairs,
     rank: usize,
-    /// Whether an owner's part of the keys met a part of the queries.
+    is_backward: bool,
+    /// Whether a part of the queries met an owner's part of the keys. The part of the keys varies fastest.
     met: Vec<bool>,
 }
 
 impl<'p> Launched<'p> {
-    pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Launched<'p> {
-        let [q_parts, kv_parts] = plan.parts();
-        let met = vec![false; plan.owners() * kv_parts * q_parts];
-        Launched { plan, rank, met }
+    pub(super) fn new(plan: &'p Plan<'p>, rank: usize, is_backward: bool) -> Launched<'p> {
+        let pairs = plan.pairs(is_backward);
+        let [q_parts, kv_parts] = pairs.parts();
+        let met = vec![false; q_parts * plan.owners() * kv_parts];
+        Launched { plan, pairs, rank, is_backward, met }
     }
 
     /// Notes an operation of the pass, which has pieces that there are.
-    pub(super) fn run(&mut self, act: &Act, is_backward: bool) -> Result<(), PlanFault> {
-        match (act, is_backward) {
+    pub(super) fn run(&mut self, act: &Act) -> Result<(), PlanFault> {
+        match (act, self.is_backward) {
             (Act::Attend { launch, .. }, false) => self.launch(*launch),
             (Act::AttendBackward { launch, .. } | Act::AttendGathered { launch, .. }, true)
                 if launch.queries[1] - launch.queries[0] > 1 =>
@@ -34,14 +37,20 @@ impl<'p> Launched<'p> {
             (Act::AttendBackward { launch, .. } | Act::AttendGathered { launch, .. }, true) => {
                 self.launch(*launch)
             }
+            (Act::AttendBackwardEach { launches, .. }, true) => {
+                let plan = self.plan;
+                let mut each = plan.each_launch(plan.place(self.rank), launches);
+                each.try_for_each(|launch| self.launch(launch))
+            }
             (Act::AttendWhole { .. }, false) | (Act::AttendBackwardWhole { .. }, true) => {
-                let queries = [0, self.plan.parts()[0] as u16];
+                let queries = [0, self.pairs.parts()[0] as u16];
                 self.launch(Launch { owner: 0, queries, keys: 0 })
             }
             (
                 Act::Attend { .. }
                 | Act::AttendWhole { .. }
                 | Act::AttendBackward { .. }
+                | Act::AttendBackwardEach { .. }
                 | Act::AttendGathered { .. }
                 | Act::AttendBackwardWhole { .. },
                 _,
@@ -52,9 +61,9 @@ impl<'p> Launched<'p> {
 
     fn launch(&mut self, launch: Launch) -> Result<(), PlanFault> {
         let Launch { owner, queries: [first, end], keys } = launch;
-        let [q_parts, kv_parts] = self.plan.parts();
+        let (kv_parts, owners) = (self.pairs.parts()[1], self.plan.owners());
         for part in usize::from(first)..usize::from(end) {
-            let met = &mut self.met[(owner as usize * kv_parts + usize::from(keys)) * q_parts + part];
+            let met = &mut self.met[(part * owners + owner as usize) * kv_parts + usize::from(keys)];
             if std::mem::replace(met, true) {
                 return Err(PlanFault::Launched(launch));
             }
@@ -63,15 +72,15 @@ impl<'p> Launched<'p> {
     }
 
     /// Ends the pass. Returns its number of pairs, over all sequences.
-    pub(super) fn finish(self, pass: &'static str) -> Result<u64, Unproved> {
-        let (rank, [q_parts, kv_parts], pairs) = (self.rank, self.plan.parts(), self.plan.pairs());
-        let member = self.plan.place(rank);
-        for (index, _) in self.met.iter().enumerate().filter(|(_, met)| !**met) {
-            let of_keys = index / q_parts;
-            let keys = PieceId { member: of_keys / kv_parts, part: of_keys % kv_parts };
-            let queries = PieceId { member, part: index % q_parts };
-            if pairs.sees(queries, keys) {
-                return Err(Unproved::Missing { rank, pass, queries, keys });
+    pub(super) fn finish(self) -> Result<u64, Unproved> {
+        let (rank, [q_parts, kv_parts], pairs) = (self.rank, self.pairs.parts(), self.pairs);
+        let (member, pass) = (self.plan.place(rank), if self.is_backward { "backward" } else { "forward" });
+        for (index, met) in self.met.chunks(kv_parts.max(1)).enumerate() {
+            let (part, owner) = (index / self.plan.owners(), index % self.plan.owners());
+            let queries = PieceId { member, part };
+            let missing = pairs.seen(queries, owner).iter().zip(met).position(|(seen, met)| *seen && !met);
+            if let Some(part) = missing {
+                return Err(Unproved::Missing { rank, pass, queries, keys: PieceId { member: owner, part } });
             }
         }
         let shown = |part| pairs.shown(PieceId { member, part });

@@ -68,27 +68,35 @@ fn alone(
     let (mut ops, mut operations, mut pairs) = (Vec::new(), 0, 0);
     let passes = programs.sections().div_ceil(plan.of_pass());
     for pass in 0..passes {
-        let mut launched = Launched::new(plan, rank);
+        let mut launched = Launched::new(plan, rank, pass > 0);
         for section in pass * plan.of_pass()..(pass + 1) * plan.of_pass() {
             ops.clear();
             programs.section(rank, section, &mut ops);
             for (operation, op) in ops.iter().enumerate() {
                 let checked = forms.check(&op.act).and_then(|()| clocks.run(op));
-                checked
-                    .and_then(|()| launched.run(&op.act, pass > 0))
-                    .map_err(|fault| Unproved::Operation { rank, section, operation, fault })?;
-                operations += works(op);
+                checked.and_then(|()| launched.run(&op.act)).map_err(|fault| Unproved::Operation {
+                    rank,
+                    section,
+                    operation,
+                    fault,
+                })?;
+                operations += works(plan, rank, op);
             }
         }
-        let shown = launched.finish(if pass > 0 { "backward" } else { "forward" })?;
+        let shown = launched.finish()?;
         pairs += if pass > 0 { 0 } else { shown * plan.block_heads(Side::Q) as u64 };
     }
     Ok(PlanProof { operations, pairs })
 }
 
 /// Returns the number of a schedule's operations that an operation of a plan is.
-fn works(op: &Op) -> usize {
-    if matches!(op.act, Act::Exchange { .. }) { 2 } else { 1 }
+fn works(plan: &Plan<'_>, rank: usize, op: &Op) -> usize {
+    match &op.act {
+        Act::Exchange { .. } => 2,
+        // A launch, and three sums.
+        Act::AttendBackwardEach { launches, .. } => 4 * plan.each_launch(plan.place(rank), launches).count(),
+        _ => 1,
+    }
 }
 
 /// Proves that a schedule is a plan with the programs that are given, but for the numbers of buffers, events and groups and the

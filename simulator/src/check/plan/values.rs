@@ -232,6 +232,15 @@ impl<'p> Values<'p> {
                     self.write(to, Value::Done(Whole::Of(tensor)))
                 })
             }
+            Act::AttendBackwardEach { launches, table, inputs, results, sums } => {
+                // A second launch finds and leaves what the first one leaves: results that were taken, and sums.
+                let first = self.plan.each_launch(self.place as usize, &launches).next();
+                let Some(launch) = first else { return Ok(()) };
+                self.run(&Act::AttendBackward { launch, table, inputs, results })?;
+                let gradients = [Side::Q, Side::Kv, Side::Kv].into_iter().zip(results.into_iter().zip(sums));
+                let mut acts = gradients.map(|(side, (from, to))| Act::Accumulate { launch, side, from, to });
+                acts.try_for_each(|act| self.run(&act))
+            }
             Act::AttendGathered { launch, inputs: [q, k, v, dout, out, lse], results: [dq, dk, dv] } => {
                 self.inputs([q, k, v], launch.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;

@@ -23,6 +23,18 @@ pub struct Launch {
     pub keys: u16,
 }
 
+/// Launches of a ring's step: each of some parts of the queries against each of some parts of an owner's keys, where some
+/// query of the one sees a key of the other. The part of the keys varies fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Launches {
+    /// The member of the ring that owns the keys, by its place.
+    pub owner: u32,
+    /// The first part of the queries, and the end of the parts.
+    pub queries: [u16; 2],
+    /// The first part of the keys, and the end of the parts.
+    pub keys: [u16; 2],
+}
+
 /// Rows of a buffer, as a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
@@ -70,6 +82,20 @@ pub enum Act {
         /// dq, dk and dv.
         results: [Own; 3],
     },
+    /// Launches the backward kernel, and adds the gradients of each launch before the next one. No launch or all of them
+    /// may be there.
+    AttendBackwardEach {
+        /// The launches.
+        launches: Launches,
+        /// The table that says their segments, where launches read one.
+        table: Option<Own>,
+        /// Queries, keys, values, dout, out and LSE.
+        inputs: [Own; 6],
+        /// dq, dk and dv of a launch.
+        results: [Own; 3],
+        /// The sums to which they are added.
+        sums: [Own; 3],
+    },
     /// Launches the forward kernel on all queries of a rank and all keys. The kernel applies the sink.
     AttendWhole {
         /// The table that says its segments, where launches read one.
@@ -93,6 +119,7 @@ pub enum Act {
         results: [Own; 3],
     },
     /// Launches the backward kernel on a part of a rank's queries and every rank's keys. Its dq is the result itself.
+    /// Queries that lie apart have [`Act::AttendBackwardEach`] instead.
     AttendGathered {
         /// The pieces. The keys are one part of one owner.
         launch: Launch,

@@ -1,8 +1,11 @@
 //! The plan of an all-gather. It has the same operations as [`super::super::all_gather`], which says why they are right.
+//!
+//! A *residue* is every n-th of the gathered keys, for n ranks. Stripes of one row have a launch of the backward for each,
+//! which are parts of the keys.
 
 use seamproof_oracle::{Format, Side};
 
-use super::act::{Act, Extent, Launch, Mark, Op, Own};
+use super::act::{Act, Extent, Launch, Launches, Mark, Op, Own};
 use super::{Way, own};
 use crate::schedule::FillValue;
 use crate::schedule::build::{Builder, Local};
@@ -20,8 +23,16 @@ pub(super) struct GatherPlan {
     /// Out, LSE and max_logit.
     results: [Own; 3],
     backward: Option<BackwardPlan>,
-    /// Number of launches of the backward: one for each part of the queries.
-    launches: usize,
+    launches: GatherLaunches,
+}
+
+/// Launches of the backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GatherLaunches {
+    /// One for each part of the queries.
+    Parts(u16),
+    /// One for each residue of the keys, of which there are as many. All have all queries, which lie apart.
+    Residues(u16),
 }
 
 /// Buffers of the backward.
@@ -29,6 +40,8 @@ pub(super) struct GatherPlan {
 struct BackwardPlan {
     dout: Own,
     dq: Own,
+    /// dq of a launch and of all launches, where a query is in more than one.
+    sums: Option<[Own; 2]>,
     dsink: Option<Own>,
     /// dk and dv: of a launch, of all launches, the same in rank order, the rank's part over all ranks, and the result.
     dkv: [[Own; 5]; 2],
@@ -43,7 +56,12 @@ pub(super) const MARKS: usize = 7;
 
 impl GatherPlan {
     /// Makes the buffers in the order in which the builder makes them. `rows` are those of all ranks together.
-    pub(super) fn new(builder: &mut Builder, local: &Local, rows: usize, launches: usize) -> GatherPlan {
+    pub(super) fn new(
+        builder: &mut Builder,
+        local: &Local,
+        rows: usize,
+        launches: GatherLaunches,
+    ) -> GatherPlan {
         let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
         let named = [(k, "k"), (v, "v")];
         let full = |builder: &mut Builder, of, name: String, format: Option<Format>| {
@@ -60,6 +78,10 @@ impl GatherPlan {
                 let step = full(builder, of, format!("d{name} of a launch"), f32);
                 [step, full(builder, of, format!("d{name} of all launches"), f32)]
             });
+            let queries = matches!(launches, GatherLaunches::Residues(_)).then(|| {
+                ["dq of a launch", "dq of all launches"]
+                    .map(|name| own(builder.like(to.dq, name, Format::F32)))
+            });
             let scattered = [(sums[0][1], to.dk), (sums[1][1], to.dv)].map(|(sum, to)| {
                 let ordered = builder.like(sum, "gradient in rank order", Format::F32);
                 [ordered, builder.like(to, "gradient of all ranks", Format::F32), to]
@@ -68,10 +90,25 @@ impl GatherPlan {
                 let ([step, sum], [ordered, mine, to]) = (sums[index], scattered[index]);
                 [step, sum, ordered, mine, to].map(own)
             });
-            BackwardPlan { dout: own(to.dout), dq: own(to.dq), dsink: to.dsink.map(own), dkv }
+            BackwardPlan { dout: own(to.dout), dq: own(to.dq), sums: queries, dsink: to.dsink.map(own), dkv }
         });
         let results = [out, lse, max_logit].map(own);
         GatherPlan { q: own(q), kv, sink: sink.map(own), results, backward, launches }
+    }
+
+    /// Returns the number of launches on parts of the queries.
+    fn parts(&self) -> u16 {
+        if let GatherLaunches::Parts(parts) = self.launches { parts } else { 0 }
+    }
+
+    /// Returns the number of launches on residues of the keys.
+    fn residues(&self) -> u16 {
+        if let GatherLaunches::Residues(residues) = self.launches { residues } else { 0 }
+    }
+
+    /// Whether queries lie apart.
+    pub(super) fn is_apart(&self) -> bool {
+        self.residues() > 0
     }
 
     pub(super) fn push_forward(&self, to: &mut Vec<Op>) {
@@ -96,7 +133,7 @@ impl GatherPlan {
     }
 
     pub(super) fn push_backward(&self, ops: &mut Vec<Op>) {
-        let Some(BackwardPlan { dout, dq, dsink, dkv }) = &self.backward else { return };
+        let Some(BackwardPlan { dout, dq, sums, dsink, dkv }) = &self.backward else { return };
         let mut push = |stream, act| ops.push(Op { stream, act });
         let [out, lse, _] = self.results;
         if let Some((sink, dsink)) = self.sink.zip(*dsink) {
@@ -106,9 +143,17 @@ impl GatherPlan {
             push(COMPUTE, Act::Fill { to, rows: Extent::All, value: FillValue::Zero });
         }
         let [k, v] = self.kv.map(|[.., gathered]| gathered);
-        for part in 0..self.launches as u16 {
+        let inputs = [self.q, k, v, *dout, out, lse];
+        if let Some([of_launch, sum]) = *sums {
+            push(COMPUTE, Act::Fill { to: sum, rows: Extent::Slots(Side::Q), value: FillValue::Zero });
+            let launches = Launches { owner: 0, queries: [0, 1], keys: [0, self.residues()] };
+            let (results, sums) = ([of_launch, dkv[0][0], dkv[1][0]], [sum, dkv[0][1], dkv[1][1]]);
+            push(COMPUTE, Act::AttendBackwardEach { launches, table: None, inputs, results, sums });
+            push(COMPUTE, Act::Copy { from: sum, to: *dq, rows: Extent::Slots(Side::Q) });
+        }
+        for part in 0..self.parts() {
             let launch = Launch { owner: 0, queries: [part, part + 1], keys: 0 };
-            let (inputs, results) = ([self.q, k, v, *dout, out, lse], [*dq, dkv[0][0], dkv[1][0]]);
+            let results = [*dq, dkv[0][0], dkv[1][0]];
             push(COMPUTE, Act::AttendGathered { launch, inputs, results });
             for [from, to, ..] in *dkv {
                 push(COMPUTE, Act::Accumulate { launch, side: Side::Kv, from, to });

@@ -15,7 +15,7 @@
 //! | has a plan | |
 //! |---|---|
 //! | ring, all-to-all, hierarchical | every balance |
-//! | all-gather | contiguous and dual-chunk |
+//! | all-gather | every balance |
 //!
 //! There is none for a single rank, keys that sequences share and sequence-parallel regions. In the order
 //! [`MergeOrder::Deferred`] there is none for an all-gather, and for gradients in FP8.
@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
 
-pub use act::{Act, Extent, Launch, Mark, Op, Own, STREAMS, Way};
+pub use act::{Act, Extent, Launch, Launches, Mark, Op, Own, STREAMS, Way};
 pub use pairs::{PieceId, PiecePairs, WrongSegments};
 pub use unroll::PlannedRank;
 
@@ -44,7 +44,7 @@ use super::program::{Buffer, BufferId, KeySource, MergeOrder, SegmentSource};
 use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
-use gather::GatherPlan;
+use gather::{GatherLaunches, GatherPlan};
 use pairs::Lowering;
 use ring::{RingPlan, RingShape};
 use whole::WholePlan;
@@ -80,13 +80,12 @@ pub struct Plan<'a> {
     shards: Shards,
     /// Both sides, cut over the members of a ring; whole sequences where no ring is.
     pieces: Shards,
-    /// Number of parts of a slot of queries and of a slot of keys.
-    parts: [usize; 2],
     /// Number of ranks of an exchange, which are one member of a ring together; 1 where there is none.
     members: usize,
     heads: HeadDeal,
     buffers: Vec<Buffer>,
-    pairs: PiecePairs,
+    /// Pairs of pieces in the forward, and in the backward where they are others.
+    pairs: Vec<PiecePairs>,
     /// What tables are made from on place 0 of a ring, where launches read their segments in tables.
     told: Option<SegmentSource>,
     exchange: Option<Exchanged>,
@@ -115,25 +114,28 @@ impl<'a> Plan<'a> {
             Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
             Algorithm::AllGather => {
                 let whole = tables::whole_sequences(&shards);
-                (Shards { q: shards.q.clone(), kv: whole.kv }, Lowering::Prefix)
+                let is_apart = shards.q.cp > 1 && shards.q.balance == (Balance::Striped { stripe: 1 });
+                let lowering = if is_apart { Lowering::Rows } else { Lowering::Prefix };
+                (Shards { q: shards.q.clone(), kv: whole.kv }, lowering)
             }
             _ => of_steps(joined_sides(&shards, members).of_ring()),
         };
-        let parts = lowering.parts(&pieces).ok_or(PlanError::None("an all-gather of stripes"))?;
+        let parts = lowering.parts(&pieces);
         if parts.iter().any(|parts| *parts >= usize::from(u16::MAX)) {
             return Err(PlanError::None("more pieces of a slot than can be numbered"));
         }
-        if lowering == Lowering::Prefix {
-            if pieces.q.cp > 1 && matches!(pieces.q.balance, Balance::Striped { .. }) {
-                return Err(PlanError::None("an all-gather of stripes"));
-            }
+        if matches!(lowering, Lowering::Prefix | Lowering::Rows) {
             if build::slots(&pieces.q).is_empty() {
                 return Err(PlanError::None("an all-gather without queries"));
             }
         }
         let told = SegmentSource::told(problem.mask, &pieces, 0, KeySource::Of(0))
             .filter(|_| order == MergeOrder::Deferred);
-        let pairs = PiecePairs::new(&problem.mask, &pieces, parts, (lowering, told.is_some()))?;
+        let is_apart = lowering == Lowering::Rows;
+        let mut pairs = vec![PiecePairs::new(&problem.mask, &pieces, (lowering, told.is_some()))?];
+        if is_apart && problem.pass == Pass::Backward {
+            pairs.push(PiecePairs::new(&problem.mask, &shards, (Lowering::Residues, false))?);
+        }
         let mut builder = Builder::new(1);
         let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
         let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
@@ -145,9 +147,13 @@ impl<'a> Plan<'a> {
             Algorithm::AllToAll => CoreShape::Whole(told.as_ref()),
             _ => CoreShape::Ring(RingShape { steps, key_parts: parts[1], order, told: told.as_ref() }),
         };
+        let launches = match is_apart {
+            true => GatherLaunches::Residues(shards.kv.cp as u16),
+            false => GatherLaunches::Parts(parts[0] as u16),
+        };
         let (exchange, core) = match algorithm {
             Algorithm::AllGather => {
-                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, parts[0])))
+                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, launches)))
             }
             Algorithm::Ring => {
                 let core = shape.forward(&mut builder, &local);
@@ -162,7 +168,7 @@ impl<'a> Plan<'a> {
         if buffers.len() > usize::from(u16::MAX) {
             return Err(PlanError::None("more buffers of a rank than can be numbered"));
         }
-        Ok(Plan { problem, shards, pieces, parts, members, heads, buffers, pairs, told, exchange, core })
+        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, told, exchange, core })
     }
 
     /// Returns the problem.
@@ -185,9 +191,10 @@ impl<'a> Plan<'a> {
         self.pieces.q.cp
     }
 
-    /// Returns the number of parts of a member's slot of queries, and of an owner's slot of keys.
+    /// Returns the number of parts of a member's slot of queries, and of an owner's slot of keys, for launches that name
+    /// both.
     pub fn parts(&self) -> [usize; 2] {
-        self.parts
+        self.pairs(true).parts()
     }
 
     /// Returns the number of owners of keys.
@@ -258,9 +265,31 @@ impl<'a> Plan<'a> {
         &self.buffers
     }
 
-    /// Returns the pairs of pieces.
-    pub fn pairs(&self) -> &PiecePairs {
-        &self.pairs
+    /// Returns the pairs of pieces of a pass.
+    pub fn pairs(&self, is_backward: bool) -> &PiecePairs {
+        &self.pairs[if is_backward { self.pairs.len() - 1 } else { 0 }]
+    }
+
+    /// Returns the launches of a member of a ring, by its place, in order. Parts that there are not are left out.
+    pub fn each_launch(&self, place: usize, launches: &Launches) -> impl Iterator<Item = Launch> {
+        let Launches { owner, queries: [first, end], keys: [first_key, keys_end] } = *launches;
+        let seen = move |part: u16| {
+            let queries = PieceId { member: place, part: part.into() };
+            let of_owner = self.pairs(true).seen(queries, owner as usize);
+            let seen = of_owner.iter().zip(0..).take(keys_end.into()).skip(first_key.into());
+            let launch = move |keys| Launch { owner, queries: [part, part + 1], keys };
+            seen.filter(|(sees, _)| **sees).map(move |(_, keys)| launch(keys))
+        };
+        (first..end).flat_map(seen)
+    }
+
+    fn first_launch(&self, place: usize, launches: &Launches) -> Option<Launch> {
+        self.each_launch(place, launches).next()
+    }
+
+    /// Whether queries of an all-gather lie apart, and a backward has a launch for each residue of the keys.
+    pub fn is_apart(&self) -> bool {
+        matches!(&self.core, Core::Gather(gather) if gather.is_apart())
     }
 
     /// Returns the number of marks of a rank.

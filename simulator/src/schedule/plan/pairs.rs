@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use seamproof_oracle::sharding::{Piece, PlacedRun};
 use seamproof_oracle::{Intervals, Mask, Run};
 
-use super::super::all_gather::prefix_segments;
+use super::super::all_gather::{one_by_one, prefix_segments};
 use super::super::build::{self, Shards, Unseeing};
 use super::super::stripes::PARTS;
 use super::striped;
@@ -47,26 +47,37 @@ pub(super) enum Lowering {
     Whole,
     /// For gathered keys: the keys up to the last one that is seen, and every query.
     Prefix,
+    /// The same for queries that lie apart, each alone. Of a forward, where two queries may name a key.
+    Rows,
+    /// For gathered keys and queries that lie apart: every n-th key, for n ranks. What sees nothing is left out.
+    Residues,
     /// For a step of a ring between slots in stripes of several rows, in parts.
     Stripes(usize),
 }
 
 impl Lowering {
-    /// Returns the number of parts of a slot of queries and of a slot of keys; `None` where slots differ in it.
-    pub(super) fn parts(self, pieces: &Shards) -> Option<[usize; 2]> {
+    /// Returns the number of parts of a slot of queries and of a slot of keys, of the longest ones.
+    pub(super) fn parts(self, pieces: &Shards) -> [usize; 2] {
+        let of = |side: &ShardedSide| side.parts().unwrap_or_else(|| side.stripes_most());
         match self {
-            Lowering::Stripes(_) => Some([1, PARTS]),
-            _ => Some([pieces.q.parts()?, pieces.kv.parts()?]),
+            Lowering::Stripes(_) => [1, PARTS],
+            Lowering::Residues => [1, pieces.kv.cp],
+            _ => [of(&pieces.q), of(&pieces.kv)],
         }
+    }
+
+    /// Returns the number of owners of keys.
+    fn owners(self, pieces: &Shards) -> usize {
+        if self == Lowering::Residues { 1 } else { pieces.kv.cp }
     }
 
     /// Whether segments name every row of a piece of queries, and of keys. A table names no padding.
     fn names(self, is_told: bool) -> [bool; 2] {
         match self {
             _ if is_told => [false; 2],
-            Lowering::Step | Lowering::Stripes(_) => [false; 2],
+            Lowering::Step | Lowering::Stripes(_) | Lowering::Residues => [false; 2],
             Lowering::Whole => [true; 2],
-            Lowering::Prefix => [true, false],
+            Lowering::Prefix | Lowering::Rows => [true, false],
         }
     }
 
@@ -82,6 +93,17 @@ impl Lowering {
             Lowering::Whole => build::segments(mask, lengths, q, keys, Unseeing::Kept),
             Lowering::Stripes(_) => Vec::new(),
             Lowering::Prefix => prefix_segments(mask, lengths, q, (kv.local, 0, 1), Unseeing::Queries),
+            Lowering::Rows => {
+                let alone =
+                    |q: &PlacedRun| prefix_segments(mask, lengths, q, (kv.local, 0, 1), Unseeing::Queries);
+                one_by_one(q).iter().flat_map(alone).collect()
+            }
+            Lowering::Residues => {
+                let Piece { start, step, .. } = kv.piece;
+                let whole = Run { offset: kv.local.offset - start * (kv.local.step / step), ..kv.local };
+                let whole = Run { step: kv.local.step / step, ..whole };
+                prefix_segments(mask, lengths, q, (whole, start, step), Unseeing::Dropped)
+            }
         }
     }
 }
@@ -94,6 +116,8 @@ impl Lowering {
 struct Kind {
     /// Number of sequences.
     count: usize,
+    /// Number of parts of a slot of queries.
+    parts: usize,
     /// Places of pieces by member and part: all parts of a member follow each other.
     queries: Vec<isize>,
     keys: Vec<isize>,
@@ -129,9 +153,9 @@ impl PiecePairs {
     pub(super) fn new(
         mask: &Mask,
         shards: &Shards,
-        parts: [usize; 2],
         (lowering, is_told): (Lowering, bool),
     ) -> Result<PiecePairs, WrongSegments> {
+        let parts = lowering.parts(shards);
         let mut counted: HashMap<[usize; 4], (usize, usize)> = HashMap::new();
         for (sequence, (q, kv)) in shards.q.slots.iter().zip(&shards.kv.slots).enumerate() {
             counted.entry([q.len, q.span, kv.len, kv.span]).or_insert((sequence, 0)).1 += 1;
@@ -142,33 +166,53 @@ impl PiecePairs {
             .into_par_iter()
             .map(|(sequence, count)| Kinship { mask, shards, lowering, is_told, sequence }.kind(count));
         let kinds: Vec<Kind> = kinds.collect::<Result<_, _>>()?;
-        let pieces = shards.kv.cp * parts[1];
-        let sees = |place: usize| kinds.iter().any(|kind| kind.pairs(place / pieces, place % pieces) > 0);
+        let pieces = lowering.owners(shards) * parts[1];
+        let sees = |place: usize| {
+            let (q, kv) = (place / pieces, place % pieces);
+            let queries = PieceId { member: q / parts[0], part: q % parts[0] };
+            kinds.iter().any(|kind| kind.pairs(queries, kv) > 0)
+        };
         let seen = (0..shards.q.cp * parts[0] * pieces).into_par_iter().map(sees).collect();
         Ok(PiecePairs { parts, kinds, pieces, seen })
     }
 
+    /// Returns the number of parts of a slot of queries and of a slot of keys, of the longest ones.
+    pub fn parts(&self) -> [usize; 2] {
+        self.parts
+    }
+
     /// Whether some query of a piece sees a key of a piece, in any sequence.
     pub fn sees(&self, queries: PieceId, keys: PieceId) -> bool {
-        let (q, kv) = (self.index(queries), keys.member * self.parts[1] + keys.part);
-        kv < self.pieces && self.seen.get(q * self.pieces + kv).copied().unwrap_or(false)
+        self.seen(queries, keys.member).get(keys.part).copied().unwrap_or(false)
+    }
+
+    /// Returns for each part of an owner's keys whether some query of a piece sees one of its keys, in any sequence.
+    pub fn seen(&self, queries: PieceId, owner: usize) -> &[bool] {
+        let [q_parts, kv_parts] = self.parts;
+        let (q, first) = (queries.member * q_parts + queries.part, owner * kv_parts);
+        let is_there = queries.part < q_parts && first < self.pieces;
+        let start = q * self.pieces + first;
+        self.seen.get(start..start + kv_parts).filter(|_| is_there).unwrap_or(&[])
     }
 
     /// Returns the number of pairs that the mask shows a piece of queries, over all sequences.
     pub fn shown(&self, queries: PieceId) -> u64 {
-        let of = |kind: &Kind| kind.count as u64 * kind.shown.get(self.index(queries)).copied().unwrap_or(0);
+        let of_kind = |kind: &Kind| kind.shown.get(kind.index(queries)?).copied();
+        let of = |kind: &Kind| kind.count as u64 * of_kind(kind).unwrap_or(0);
         self.kinds.iter().map(of).sum()
-    }
-
-    fn index(&self, PieceId { member, part }: PieceId) -> usize {
-        member * self.parts[0] + part
     }
 }
 
 impl Kind {
-    /// Returns a number of pairs by the pieces' indices. A kind without queries or keys has no pieces.
-    fn pairs(&self, q: usize, kv: usize) -> u64 {
-        let (Some(queries), Some(keys)) = (self.queries.get(q), self.keys.get(kv)) else { return 0 };
+    /// Returns the index of a piece of queries; `None` where a slot has no such part.
+    fn index(&self, PieceId { member, part }: PieceId) -> Option<usize> {
+        (part < self.parts).then_some(member * self.parts + part)
+    }
+
+    /// Returns a number of pairs. A kind without queries or keys has no pieces.
+    fn pairs(&self, queries: PieceId, kv: usize) -> u64 {
+        let queries = self.index(queries).and_then(|index| self.queries.get(index));
+        let (Some(queries), Some(keys)) = (queries, self.keys.get(kv)) else { return 0 };
         self.counts.get((queries + keys) as usize).copied().unwrap_or(0)
     }
 }
@@ -196,7 +240,11 @@ struct Kinship<'a> {
 impl Kinship<'_> {
     fn kind(&self, count: usize) -> Result<Kind, WrongSegments> {
         let (lq, lk) = self.lengths();
-        let [queries, keys] = [&self.shards.q, &self.shards.kv].map(|side| self.lines(side));
+        let queries = self.lines(&self.shards.q);
+        let keys = match self.lowering {
+            Lowering::Residues => self.residues(),
+            _ => self.lines(&self.shards.kv),
+        };
         let shown = |line: &Line| {
             let of = |position: &usize| self.mask.visible(*position, lq, lk).len() as u64;
             line.positions.iter().map(of).sum()
@@ -213,7 +261,8 @@ impl Kinship<'_> {
         let last = |places: &[isize]| places.iter().max().copied().unwrap_or(0);
         let cells = last(&q_places) + last(&kv_places) + 1;
         let counts = vec![UNSEEN; cells as usize];
-        let mut kind = Kind { count, queries: q_places, keys: kv_places, counts, shown };
+        let parts = queries.len() / self.shards.q.cp;
+        let mut kind = Kind { count, parts, queries: q_places, keys: kv_places, counts, shown };
         self.examine(&mut kind, &queries, &keys)?;
         Ok(kind)
     }
@@ -266,6 +315,24 @@ impl Kinship<'_> {
         }
     }
 
+    /// Returns every n-th gathered key as a line, for n ranks; none of a sequence without rows.
+    fn residues(&self) -> Vec<Line> {
+        let (side, sequence) = (&self.shards.kv, self.sequence);
+        let (gathered, step) = (side.gathered(sequence), side.cp);
+        let residue = |part: usize| {
+            let span = side.slots[sequence].span;
+            let len = gathered.len.saturating_sub(part).div_ceil(step);
+            let offset = gathered.offset + gathered.step * part;
+            let local = Run { offset, step: gathered.step * step, len, span };
+            let piece = Piece { start: part, step, span, at: 0 };
+            let positions = (0..len).map(|row| part + step * row).collect();
+            let placed = Some(PlacedRun { sequence, piece, local });
+            Line { id: PieceId { member: 0, part }, start: part, positions, placed }
+        };
+        let count = if side.slots[sequence].span == 0 { 0 } else { step };
+        (0..count).map(residue).collect()
+    }
+
     /// Fills the numbers of pairs. Those of each piece of queries must add up to what the mask shows it, where some stand for
     /// other distances than were examined, too.
     fn examine(&self, kind: &mut Kind, queries: &[Line], keys: &[Line]) -> Result<(), WrongSegments> {
@@ -294,7 +361,7 @@ impl Kinship<'_> {
     fn pairs(&self, queries: &Line, keys: &Line) -> Result<[u64; PARTS], usize> {
         if let (Some(q), Some(kv)) = (&queries.placed, &keys.placed) {
             let made = self.segments(q, kv).ok_or(queries.start)?;
-            let only = pairs(self.mask, self.lengths(), q, kv, (self.lowering.names(self.is_told), &made))?;
+            let only = pairs(self.mask, self.lengths(), q, kv, (self.lowering, self.is_told), &made)?;
             return Ok([only, 0, 0, 0, 0, 0, 0]);
         }
         let Lowering::Stripes(width) = self.lowering else { return Err(queries.start) };
@@ -340,19 +407,21 @@ fn pairs(
     (lq, lk): (usize, usize),
     q: &PlacedRun,
     kv: &PlacedRun,
-    (named_all, made): ([bool; 2], &[Segment]),
+    (lowering, is_told): (Lowering, bool),
+    made: &[Segment],
 ) -> Result<u64, usize> {
     let (mut next, mut next_key, mut named) = (0, 0, [0; 2]);
     let mut shown: Vec<(Range<usize>, usize, &Segment)> = Vec::with_capacity(made.len());
     for segment in made {
         let [keys] = &segment.kv[..] else { return Err(q.piece.start) };
         let (rows, of) = (indices(&q.local, &segment.q, next), indices(&kv.local, keys, next_key));
+        let next_of = |end: usize| if lowering == Lowering::Rows { 0 } else { end };
         let (Some(rows), Some(of)) = (rows, of) else { return Err(q.piece.start) };
-        (next, next_key) = (rows.start + segment.q.span, of.start + keys.span);
+        (next, next_key) = (rows.start + segment.q.span, next_of(of.start + keys.span));
         named = [named[0] + segment.q.span, named[1] + keys.span];
         shown.push((rows, of.start, segment));
     }
-    let all = [q.local.span, kv.local.span];
+    let (all, named_all) = ([q.local.span, kv.local.span], lowering.names(is_told));
     let are_named = (0..2).all(|side| !named_all[side] || named[side] == all[side]);
     if !are_named {
         return Err(q.piece.start);

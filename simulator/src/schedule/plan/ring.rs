@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use seamproof_oracle::{Format, Side, Sink};
 
-use super::act::{Act, Extent, Launch, Mark, Op, Own};
+use super::act::{Act, Extent, Launch, Launches, Mark, Op, Own};
 use super::pairs::PieceId;
 use super::{Plan, own};
 use crate::schedule::build::{Builder, Local};
@@ -296,7 +296,7 @@ impl Plan<'_> {
 
     fn sees(&self, place: usize, queries: Range<usize>, owner: usize, keys: usize) -> bool {
         let of = PieceId { member: owner, part: keys };
-        queries.into_iter().any(|part| self.pairs.sees(PieceId { member: place, part }, of))
+        queries.into_iter().any(|part| self.pairs(false).sees(PieceId { member: place, part }, of))
     }
 
     pub(super) fn forward(&self, ring: &RingPlan, rank: usize, index: usize, to: &mut Vec<Op>) {
@@ -435,23 +435,27 @@ impl Plan<'_> {
         let (owner, [k, v], results) = ((place + step) % size, kv(step), back.partial[step % 2]);
         let table = back.tables.get(step % 2).copied();
         let mut unmade = table;
-        for (q, keys) in (0..q_parts).flat_map(|q| (0..kv_parts).map(move |keys| (q, keys))) {
-            if !self.sees(place, q..q + 1, owner, keys) {
-                continue;
-            }
-            let queries = [q as u16, q as u16 + 1];
-            let launch = Launch { owner: owner as u32, queries, keys: keys as u16 };
+        let inputs = [ring.q, k, v, back.dout, ring.out, ring.lse];
+        let ([dq, dk, dv], [to_dk, to_dv]) = (results, travelling(step));
+        let sums = [back.running, to_dk, to_dv];
+        let all = Launches { owner: owner as u32, queries: [0, q_parts as u16], keys: [0, kv_parts as u16] };
+        if let Some(launch) = self.first_launch(place, &all) {
             section.make(stream, &mut unmade, launch.owner);
-            let inputs = [ring.q, k, v, back.dout, ring.out, ring.lse];
             section.push(stream, Act::AttendBackward { launch, table, inputs, results });
             if let Some(before) = turn.take() {
                 section.wait(stream, MarkKind::Gradients, before);
             }
-            let ([dq, dk, dv], [to_dk, to_dv]) = (results, travelling(step));
-            for (side, from, to) in
-                [(Side::Q, dq, back.running), (Side::Kv, dk, to_dk), (Side::Kv, dv, to_dv)]
-            {
+            let gradients = [(Side::Q, dq), (Side::Kv, dk), (Side::Kv, dv)].into_iter().zip(sums);
+            for ((side, from), to) in gradients {
                 section.push(stream, Act::Accumulate { launch, side, from, to });
+            }
+            let (q, keys) = (launch.queries[0], launch.keys);
+            let beside = Launches { queries: [q, q + 1], keys: [keys + 1, all.keys[1]], ..all };
+            let below = Launches { queries: [q + 1, all.queries[1]], ..all };
+            for launches in
+                [beside, below].into_iter().filter(|rest| self.first_launch(place, rest).is_some())
+            {
+                section.push(stream, Act::AttendBackwardEach { launches, table, inputs, results, sums });
             }
         }
         if let Some(before) = turn {

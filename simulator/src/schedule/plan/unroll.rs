@@ -203,8 +203,8 @@ impl Plan<'_> {
         }
         if self.gathers() {
             let (whole, mut parts) = all_gather::calls(self.problem, &self.shards, rank);
-            let is_there = usize::from(first) < parts.len();
-            return if is_there { parts.swap_remove(first.into()) } else { whole };
+            let index = usize::from(if self.is_apart() { keys } else { first });
+            return if index < parts.len() { parts.swap_remove(index) } else { whole };
         }
         let ends = (self.place(rank), owner as usize);
         let segments = self.core().all_segments(ends, first.into()..end.into(), keys.into());
@@ -218,6 +218,10 @@ impl Plan<'_> {
             Side::Kv if self.gathers() => {
                 let keys = call.segments.iter().flat_map(|segment| segment.kv.iter().copied());
                 build::same_rows(&keys.filter(|run| run.len > 0).collect::<Vec<_>>())
+            }
+            Side::Q if self.gathers() => {
+                let queries = call.segments.iter().map(|segment| Run { len: segment.q.span, ..segment.q });
+                build::same_rows(&queries.collect::<Vec<_>>())
             }
             Side::Q => owned(call.segments.iter().map(|segment| segment.q)),
             Side::Kv => owned(call.segments.iter().flat_map(|segment| segment.kv.iter().copied())),
@@ -285,6 +289,11 @@ impl Plan<'_> {
                     dv,
                 };
                 Work::AttendBackward(all)
+            }
+            Act::AttendBackwardEach { ref launches, table, inputs, results, sums } => {
+                let each = self.each_launch(self.place(rank), launches);
+                let acts = each.flat_map(|launch| self.one_of_each(launch, (table, inputs), results, sums));
+                return acts.flat_map(|act| self.works(rank, &act, group)).collect();
             }
             Act::AttendBackwardWhole { table, inputs, sink, results } => {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
@@ -405,6 +414,23 @@ impl Plan<'_> {
             Act::Wait(Mark(mark)) => Work::WaitEvent(EventId(mark as usize)),
         };
         vec![work]
+    }
+
+    /// Returns one of the launches of [`Act::AttendBackwardEach`], and the sums behind it. An all-gather adds dq last.
+    fn one_of_each(
+        &self,
+        launch: Launch,
+        (table, inputs): (Option<Own>, [Own; 6]),
+        results: [Own; 3],
+        sums: [Own; 3],
+    ) -> [Act; 4] {
+        let attend = Act::AttendBackward { launch, table, inputs, results };
+        let sum = |of: usize| {
+            let side = if of == 0 { Side::Q } else { Side::Kv };
+            Act::Accumulate { launch, side, from: results[of], to: sums[of] }
+        };
+        let [first, second, third] = if self.gathers() { [1, 2, 0] } else { [0, 1, 2] }.map(sum);
+        [attend, first, second, third]
     }
 
     /// Returns the `index`-th `rows` rows of a buffer.
