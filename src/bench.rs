@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use seamproof_oracle::envelope::{Accumulation, Arithmetic, Model, Partition};
 use seamproof_oracle::{
     Algorithm, Balance, ContextParallel, Heads, Inputs, Mask, Problem, ProblemError, ProblemFields, Run,
-    Saved, Sequence, Softmax, TensorRows, blocked,
+    Saved, Sequence, SharedKeys, Sharing, Softmax, TensorRows, blocked,
 };
 
 use seamproof_simulator::check::check;
@@ -165,6 +165,10 @@ struct Pack {
     region: usize,
     /// Rows of padding that each sequence has more than the one before.
     unlike: usize,
+    /// Order in which a plan's rings merge.
+    order: MergeOrder,
+    /// Whether every other sequence borrows half of its keys of the first one.
+    shares: bool,
 }
 
 /// Most seconds and GiB that a proof of [`PROVED_TOKENS`] may take on two cores.
@@ -175,7 +179,17 @@ const PLANNED_RANKS: usize = 1024;
 impl Pack {
     /// Returns a pack of [`PROVED_TOKENS`] in 64 sequences on 64 ranks.
     fn new(name: &'static str, algorithm: Algorithm, balance: Balance) -> Pack {
-        Pack { name, algorithm, balance, sequences: 64, ranks: 64, region: 1, unlike: 0 }
+        Pack {
+            name,
+            algorithm,
+            balance,
+            sequences: 64,
+            ranks: 64,
+            region: 1,
+            unlike: 0,
+            order: MergeOrder::Running,
+            shares: false,
+        }
     }
 
     fn problem(&self) -> Result<Problem, ProblemError> {
@@ -184,6 +198,9 @@ impl Pack {
         // Every sequence ends in padding, so that real and owned rows differ.
         let of = |id: usize| Run::packed(id * span, span - 5 - unlike * id, span);
         let sequences = (0..self.sequences).map(|id| Sequence { id: id as u32, q: of(id), kv: of(id) });
+        let borrowed = |sequence| SharedKeys { sequence, with: 0, keys: span / 2 };
+        let borrowers = (1..self.sequences).step_by(2).filter(|_| self.shares);
+        let sharing = Sharing(borrowers.map(borrowed).collect());
         let world = ranks / self.region;
         let parallel =
             ContextParallel { region: self.region, ..ContextParallel::over(world, algorithm, balance) };
@@ -192,6 +209,7 @@ impl Pack {
             rows: TensorRows { q: PROVED_TOKENS, kv: PROVED_TOKENS },
             heads: Heads { q: ranks, kv: ranks },
             parallel,
+            sharing,
             ..problem(1, 1)?.into()
         })
     }
@@ -225,7 +243,7 @@ impl Pack {
         let problem = self.problem().map_err(io::Error::other)?;
         forget_peak();
         let start = Instant::now();
-        let plan = Plan::new(&problem, MergeOrder::Running).map_err(io::Error::other)?;
+        let plan = Plan::new(&problem, self.order).map_err(io::Error::other)?;
         let proof = prove_plan(&plan, &plan);
         let seconds = start.elapsed().as_secs_f64();
         let operations =
@@ -248,6 +266,8 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
     let hierarchical = |all_to_all| Algorithm::Hierarchical { all_to_all };
     let over =
         |name, algorithm, balance| Pack { ranks: PLANNED_RANKS, ..Pack::new(name, algorithm, balance) };
+    let deferred = |pack, name| Pack { order: MergeOrder::Deferred, name, ..pack };
+    let shared = |pack, name| Pack { shares: true, name, ..pack };
     let ring = over("ring, dual-chunk", Algorithm::Ring, dual);
     let lines = [
         ring,
@@ -260,6 +280,19 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
         over("all-to-all, dual-chunk", Algorithm::AllToAll, dual),
         over("all-gather, dual-chunk", Algorithm::AllGather, dual),
         over("all-gather, contiguous", Algorithm::AllGather, Balance::Contiguous),
+        over("all-gather, stripes of 1", Algorithm::AllGather, stripes),
+        over("all-gather, stripes of 4", Algorithm::AllGather, Balance::Striped { stripe: 4 }),
+        over("hierarchical 128 × 8, stripes of 1", hierarchical(128), stripes),
+        deferred(ring, "ring, dual-chunk, deferred"),
+        Pack { unlike: 31, ..deferred(ring, "ring, dual-chunk, unlike, deferred") },
+        deferred(over("", Algorithm::Ring, Balance::Striped { stripe: 4 }), "ring, stripes of 4, deferred"),
+        deferred(over("", hierarchical(128), stripes), "hierarchical 128 × 8, of 1, deferred"),
+        deferred(over("", Algorithm::AllToAll, dual), "all-to-all, dual-chunk, deferred"),
+        shared(ring, "ring, dual-chunk, shared keys"),
+        shared(over("", Algorithm::Ring, stripes), "ring, stripes of 1, shared keys"),
+        shared(over("", hierarchical(8), dual), "hierarchical 8 × 128, shared keys"),
+        shared(over("", Algorithm::AllToAll, dual), "all-to-all, dual-chunk, shared keys"),
+        shared(over("", Algorithm::AllGather, dual), "all-gather, dual-chunk, shared keys"),
     ];
     writeln!(to, "plans, whole pieces")?;
     writeln!(

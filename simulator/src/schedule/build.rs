@@ -118,6 +118,10 @@ impl Builder {
         &self.schedule.buffers[buffer.0]
     }
 
+    pub(super) fn describe_mut(&mut self, buffer: BufferId) -> &mut Buffer {
+        &mut self.schedule.buffers[buffer.0]
+    }
+
     pub(super) fn place(&mut self, placement: Placement) {
         self.schedule.placements.push(placement);
     }

@@ -25,16 +25,16 @@ pub(super) fn lending(
 ) -> Result<Schedule, BuildError> {
     let inner = inside(&alone(problem))?;
     let kv = ShardedSide::new(problem, Side::Kv)?;
-    let loans = loans(problem, &kv);
+    let mut desks = desks(problem, &kv).into_iter();
     let mut builder = Builder::new(inner.ranks.len());
     let mut tensors = enclose(&mut builder, problem, &inner);
     // Collectives inside are on other streams, and those of one communicator must be in one order.
     let communicator = builder.communicator((0..inner.ranks.len()).collect());
-    let ranks = (0..inner.ranks.len()).map(|rank| {
+    let ranks = (0..inner.ranks.len()).filter_map(|rank| {
         let of_rank = tensors.extract_if(.., |tensor| inner.buffers[tensor.inside.0].rank == rank);
         let is_input = |tensor: &Tensor| matches!(tensor.name, TensorName::K | TensorName::V);
         let (inputs, results) = of_rank.partition(is_input);
-        Rank { rank, communicator, inputs, results, desk: Desk::new(&loans, rank, kv.cp) }
+        Some(Rank { rank, communicator, inputs, results, desk: desks.next()? })
     });
     let ranks: Vec<Rank> = ranks.collect();
     for rank in &ranks {
@@ -52,7 +52,7 @@ pub(super) fn lending(
 }
 
 /// Returns the problem in which every sequence has keys of its own, with gradients in f32.
-fn alone(problem: &Problem) -> Problem {
+pub(super) fn alone(problem: &Problem) -> Problem {
     let unshared = problem.unshared();
     let mut fields = ProblemFields::from(unshared.clone());
     fields.precision.gradients = Format::F32.into();
@@ -177,37 +177,46 @@ impl Rank {
 
 /// End of the name of a buffer in which rows of shared keys arrive.
 pub(crate) const ARRIVED: &str = "arrived from other ranks";
+
 /// What one rank lends and borrows.
-struct Desk {
-    lent: Counter,
-    holes: Counter,
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) lent: Counter,
+    pub(crate) holes: Counter,
 }
 
-impl Desk {
-    fn new(loans: &[Loan], rank: usize, ranks: usize) -> Desk {
-        let mine = |here: fn(&Loan) -> Place, there: fn(&Loan) -> Place| {
-            let with = |other: usize| {
-                let both =
-                    loans.iter().filter(move |loan| here(loan).rank == rank && there(loan).rank == other);
-                both.map(move |loan| (here(loan).rows, loan.turn))
+/// Returns the desks of all ranks.
+pub(super) fn desks(problem: &Problem, kv: &ShardedSide) -> Vec<Desk> {
+    let loans = loans(problem, kv);
+    let counters = |here: fn(&Loan) -> Place, there: fn(&Loan) -> Place| {
+        let mut of_ranks = vec![Vec::new(); kv.cp];
+        loans.iter().for_each(|loan| of_ranks[here(loan).rank].push(loan));
+        let counter = move |mut of_rank: Vec<&Loan>| {
+            // Loans with one rank keep their order.
+            of_rank.sort_by_key(|loan| there(loan).rank);
+            let member = |rank: usize| {
+                let before = |end: usize| of_rank.partition_point(|loan| there(loan).rank < end);
+                let both = of_rank[before(rank)..before(rank + 1)].iter();
+                both.map(|loan| (here(loan).rows, loan.turn)).collect()
             };
-            Counter::new((0..ranks).map(|other| with(other).collect()))
+            Counter::new((0..kv.cp).map(member))
         };
-        Desk {
-            lent: mine(|loan| loan.lent, |loan| loan.hole),
-            holes: mine(|loan| loan.hole, |loan| loan.lent),
-        }
-    }
+        of_ranks.into_iter().map(counter)
+    };
+    let lent = counters(|loan| loan.lent, |loan| loan.hole);
+    let holes = counters(|loan| loan.hole, |loan| loan.lent);
+    lent.zip(holes).map(|(lent, holes)| Desk { lent, holes }).collect()
 }
 
 /// Rows of one side of a rank's loans, in the order in which they are sent or arrive: member after member.
-struct Counter {
+#[derive(Debug)]
+pub(crate) struct Counter {
     /// Rows of the rank with those in the order of sending, and the turn of each pair.
     loans: Vec<(RowPair, usize)>,
     /// The rows of each member, in the order of sending.
-    regions: Vec<Run>,
+    pub(crate) regions: Vec<Run>,
     /// Number of all rows.
-    rows: usize,
+    pub(crate) rows: usize,
 }
 
 impl Counter {
@@ -225,12 +234,13 @@ impl Counter {
         counter
     }
 
-    fn rows(&self) -> impl Iterator<Item = RowPair> {
+    /// Returns rows of the rank with those in the order of sending.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = RowPair> {
         self.loans.iter().map(|(rows, _)| *rows)
     }
 
     /// Returns the rows of all first borrowers, then of all second ones, and so on. No row is twice in one of them.
-    fn turns(&self) -> Vec<Vec<RowPair>> {
+    pub(crate) fn turns(&self) -> Vec<Vec<RowPair>> {
         let turns = self.loans.iter().map(|(_, turn)| turn + 1).max().unwrap_or(0);
         let of = |turn| self.loans.iter().filter(move |(_, other)| *other == turn).map(|(rows, _)| *rows);
         (0..turns).map(|turn| of(turn).collect()).collect()

@@ -13,11 +13,11 @@ use super::program::{BufferId, FillValue, RowPair, Work};
 
 /// The rows of shared keys in a buffer that has every sequence whole.
 #[derive(Debug)]
-pub(super) struct SharedRows {
+pub(crate) struct SharedRows {
     /// The rows that sequences hold themselves, padding included.
-    held: Vec<RowPair>,
+    pub(crate) held: Vec<RowPair>,
     /// Lent rows with the holes of borrowers: of the first borrower of each lender, then of the second, and so on.
-    lent: Vec<Vec<RowPair>>,
+    pub(crate) lent: Vec<Vec<RowPair>>,
 }
 
 impl SharedRows {

@@ -2,7 +2,7 @@
 //! shared is seen.
 
 use crate::common::hold::hold;
-use crate::common::{Draws, problem, side_by_side};
+use crate::common::{Draws, problem, shared, side_by_side};
 
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Run, SharedKeys,
@@ -12,20 +12,6 @@ use seamproof_simulator::AttentionCall;
 use seamproof_simulator::check::check;
 use seamproof_simulator::faults;
 use seamproof_simulator::schedule::{MergeOrder, build, build_with};
-
-/// Returns the problem with keys that later sequences borrow of its first one with keys; `None` where none can.
-fn shared(problem: &Problem, draws: &mut Draws) -> Option<Problem> {
-    let lens: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.kv.len).collect();
-    let with = lens.iter().position(|&len| len > 0)?;
-    let borrowers = (with + 1..lens.len()).filter(|&sequence| lens[sequence] > 0);
-    let shared = borrowers.map(|sequence| {
-        let most = lens[sequence].min(lens[with]);
-        SharedKeys { sequence, with, keys: 1 + draws.below(most) }
-    });
-    let sharing = Sharing(shared.collect());
-    let shares = !sharing.is_empty();
-    Problem::new(ProblemFields { sharing, ..problem.clone().into() }).ok().filter(|_| shares)
-}
 
 /// Returns a prompt of five tokens with its first answer, and two answers more, all causal. The prompt's keys are
 /// shared.

@@ -126,6 +126,12 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
         | Act::Add { from, to, .. }
         | Act::Copy { from, to, .. }
         | Act::Reorder { from, to, .. }
+        | Act::Pack { from, to, .. }
+        | Act::Trade { from, to, .. }
+        | Act::Unpack { from, to }
+        | Act::Repay { from, to }
+        | Act::Spread { from, to }
+        | Act::Unspread { from, to }
         | Act::AllGather { from, to }
         | Act::ReduceScatter { from, to }
         | Act::GatherHeads { from, to } => {

@@ -13,7 +13,7 @@ use crate::shard::ShardedSide;
 
 /// Content of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Row {
+pub(super) enum Row {
     /// A row that no sequence owns.
     #[default]
     Nobody,
@@ -80,7 +80,7 @@ fn dealt_once(plan: &Plan<'_>, side: Side) -> Result<(), Unproved> {
 }
 
 /// Returns the content of each row of a rank's tensor, or the row of a piece that is outside its slot or in another piece.
-fn rows(cut: &ShardedSide, rank: usize) -> Result<Vec<Row>, usize> {
+pub(super) fn rows(cut: &ShardedSide, rank: usize) -> Result<Vec<Row>, usize> {
     let mut rows = vec![Row::Nobody; cut.rows];
     for sequence in 0..cut.slots.len() {
         cut.slot(sequence).real_rows().for_each(|row| rows[row] = Row::Slot(sequence));

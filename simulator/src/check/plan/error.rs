@@ -74,6 +74,14 @@ pub enum Unproved {
     /// Slots of a side that are not inside a rank's tensor, or have a row in common.
     #[error("slots of {0} have a row in common, or one that the tensor lacks")]
     Slots(TensorName),
+    /// Rows of keys that sequences share which do not go from the lender to the borrower, and back.
+    #[error("rank {rank}: of keys that sequences share, {fault}")]
+    Loans {
+        /// Place of the rank in the group.
+        rank: usize,
+        /// The fault.
+        fault: &'static str,
+    },
     /// Pieces whose segments are wrong.
     #[error(transparent)]
     Segments(#[from] WrongSegments),

@@ -7,7 +7,7 @@ use super::clocks::touches;
 use super::error::PlanFault;
 use crate::check::touch::Access;
 use crate::schedule::Axes;
-use crate::schedule::plan::{Act, Extent, Launch, Launches, Own, Plan, Way};
+use crate::schedule::plan::{Act, Extent, Launch, Launches, Loan, Own, Plan, Way};
 
 /// A shape of a buffer: axes, rows, heads and elements.
 type Shape = (Axes, usize, usize, usize);
@@ -266,6 +266,27 @@ impl<'p> Forms<'p> {
                 self.has_rows(*to, Side::Kv, At::Ranked)?;
                 self.same_elements(*from, *to)
             }
+            Act::Pack { from, to, loan } => {
+                self.has_rows(*from, Side::Kv, At::Rank)?;
+                self.has_loan(*to, *loan)?;
+                self.same_row(*from, *to)
+            }
+            Act::Trade { loan, from, to } => {
+                self.has_loan(*from, *loan)?;
+                self.has_loan(*to, loan.other())?;
+                self.same_row(*from, *to)
+            }
+            Act::Unpack { from, to } | Act::Repay { from, to } => {
+                let loan = if matches!(act, Act::Unpack { .. }) { Loan::Holes } else { Loan::Lent };
+                self.has_loan(*from, loan)?;
+                self.has_rows(*to, Side::Kv, At::Rank)?;
+                self.same_row(*from, *to)
+            }
+            Act::Spread { from, to } | Act::Unspread { from, to } => {
+                self.gathers()?;
+                self.has_rows(*from, Side::Kv, At::Ring)?;
+                self.alike(*from, *to)
+            }
             Act::GatherHeads { from, to } => {
                 self.is(*from, MaxLogit, At::Ring)?;
                 self.is(*to, MaxLogit, At::Rank)
@@ -280,6 +301,16 @@ impl<'p> Forms<'p> {
         if (a.0, a.3) == (b.0, b.3) { Ok(()) } else { Err(PlanFault::Shape(other.0)) }
     }
 
+    fn has_loan(&self, own: Own, loan: Loan) -> Result<(), PlanFault> {
+        if self.plan.loan(own) == Some(loan) { Ok(()) } else { Err(PlanFault::Shape(own.0)) }
+    }
+
+    /// Checks that rows of two buffers are alike.
+    fn same_row(&self, one: Own, other: Own) -> Result<(), PlanFault> {
+        let (a, b) = (self.of(one)?, self.of(other)?);
+        if (a.0, a.2, a.3) == (b.0, b.2, b.3) { Ok(()) } else { Err(PlanFault::Shape(other.0)) }
+    }
+
     /// Checks the sink of an operation that applies one.
     fn sink(&self, sink: Option<Own>) -> Result<(), PlanFault> {
         let of_problem = self.plan.problem().softmax.sink;
@@ -292,7 +323,7 @@ impl<'p> Forms<'p> {
     fn extent(&self, own: Own, rows: Extent) -> Result<(), PlanFault> {
         match rows {
             Extent::Slots(side) => self.has_rows(own, side, At::Ring),
-            Extent::LocalSlots(side) => self.has_rows(own, side, At::Rank),
+            Extent::LocalSlots(side) | Extent::Held(side) => self.has_rows(own, side, At::Rank),
             Extent::Values if self.of(own)?.0 == Axes::Heads => Ok(()),
             Extent::All if self.of(own)?.0 != Axes::Heads => Ok(()),
             Extent::All | Extent::Values => Err(PlanFault::Shape(own.0)),

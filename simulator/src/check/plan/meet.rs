@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use seamproof_oracle::TensorName;
 
 use super::error::{PlanFault, Unproved};
-use super::values::{Value, Values, Whole};
+use super::values::{Value, Values, Whole, joined};
 use crate::schedule::plan::{Act, Op, Own, Plan, Programs, Way};
 
 /// A rank on its way through its program.
@@ -58,6 +58,7 @@ fn is_meeting(act: &Act) -> bool {
         act,
         Act::Exchange { .. }
             | Act::AllToAll { .. }
+            | Act::Trade { .. }
             | Act::AllGather { .. }
             | Act::ReduceScatter { .. }
             | Act::GatherHeads { .. }
@@ -140,6 +141,11 @@ fn met(plan: &Plan<'_>, acts: &[Option<Act>], rank: usize, act: Option<&Act>) ->
             };
             group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
         }
+        Act::Trade { loan, .. } => {
+            let is_here =
+                |other: &Option<Act>| matches!(other, Some(Act::Trade { loan: of, .. }) if *of == loan);
+            acts.iter().position(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
+        }
         Act::AllGather { .. } | Act::ReduceScatter { .. } => {
             let is_here =
                 |other: &Option<Act>| other.is_some_and(|other| discriminant(&other) == discriminant(act));
@@ -162,6 +168,9 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
         Some(Act::AllToAll { side, way, from, .. }) => {
             walker.values.give(from, side, way).map(|value| [value, Value::Nothing])
         }
+        Some(Act::Trade { loan, from, .. }) => {
+            walker.values.lent(from, loan).map(|value| [value, Value::Nothing])
+        }
         Some(Act::AllGather { from, .. }) => {
             walker.values.gathered(from).map(|value| [value, Value::Nothing])
         }
@@ -178,27 +187,35 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
 /// Returns for each rank what its collective brings: what all members of its group give, where zeros are a part of
 /// anything. Members that give different things bring nothing.
 fn combined(plan: &Plan<'_>, acts: &[Option<Act>], sent: &[[Value; 2]]) -> Vec<Value> {
-    let members = if plan.gathers() { plan.ranks() } else { plan.members() }.max(1);
+    let is_of_all =
+        |act: &Act| matches!(act, Act::Trade { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. });
+    let members = if acts.iter().flatten().any(is_of_all) { plan.ranks() } else { plan.members() }.max(1);
     let of_group = |group: &[[Value; 2]]| {
         let all = group.iter().map(|[value, _]| *value);
-        all.reduce(|a, b| match (a, b) {
-            (Value::RankedResult(Whole::Zero(_)), other @ Value::RankedResult(_)) => other,
-            (other @ Value::RankedResult(_), Value::RankedResult(Whole::Zero(_))) => other,
-            (Value::RankedSum(Whole::Zero(_)), other @ Value::RankedSum(_)) => other,
-            (other @ Value::RankedSum(_), Value::RankedSum(Whole::Zero(_))) => other,
-            (a, b) if a == b => a,
-            _ => Value::Nothing,
-        })
+        all.reduce(|a, b| both(a, b).unwrap_or(Value::Nothing))
     };
-    let brings = |act: &Option<Act>| {
-        matches!(act, Some(Act::AllToAll { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. }))
-    };
+    let brings =
+        |act: &Option<Act>| act.is_some_and(|act| is_of_all(&act) || matches!(act, Act::AllToAll { .. }));
     let exchanges = acts.iter().any(brings);
     if !exchanges {
         return vec![Value::Nothing; acts.len()];
     }
     let groups = sent.chunks(members).map(|group| of_group(group).unwrap_or(Value::Nothing));
     groups.flat_map(|value| (0..members).map(move |_| value)).collect()
+}
+
+/// Returns what two members give together.
+fn both(a: Value, b: Value) -> Option<Value> {
+    match (a, b) {
+        (Value::RankedResult(a), Value::RankedResult(b)) => joined(a, b).map(Value::RankedResult),
+        (Value::RankedSum(a), Value::RankedSum(b)) => joined(a, b).map(Value::RankedSum),
+        (Value::Loaned { of: a, loan, arrived }, Value::Loaned { of: b, loan: other, .. })
+            if loan == other =>
+        {
+            joined(a, b).map(|of| Value::Loaned { of, loan, arrived })
+        }
+        _ => (a == b).then_some(a),
+    }
 }
 
 /// Writes what a rank gets.
@@ -218,6 +235,12 @@ fn received(walker: &mut Walker<'_>, act: &Act, sent: &[[Value; 2]], group: Valu
                 values.write(Own(to.0.saturating_add(first)), Value::Landed { of, first, count: 1 })
             }),
             _ => Err(PlanFault::Unknown("an all-to-all of different results")),
+        },
+        Act::Trade { to, .. } => match group {
+            Value::Loaned { of, loan, .. } => {
+                values.write(to, Value::Loaned { of, loan: loan.other(), arrived: true })
+            }
+            _ => Err(PlanFault::Unknown("an exchange of loans of different tensors")),
         },
         Act::AllGather { to, .. } => match group {
             Value::Local(tensor) => values.write(to, Value::Ranked(tensor)),

@@ -19,6 +19,7 @@ mod dealt;
 mod error;
 mod form;
 mod launched;
+mod loans;
 mod meet;
 mod values;
 
@@ -46,6 +47,7 @@ pub struct PlanProof {
 /// reason why that is not proved.
 pub fn prove_plan(plan: &Plan<'_>, programs: &dyn Programs) -> Result<PlanProof, Unproved> {
     dealt::check(plan)?;
+    loans::check(plan)?;
     let forms = Forms::new(plan);
     let alone = (0..plan.ranks()).into_par_iter().map(|rank| alone(plan, &forms, programs, rank));
     let sum = |a: PlanProof, b: PlanProof| PlanProof {
@@ -93,6 +95,8 @@ fn alone(
 fn works(plan: &Plan<'_>, rank: usize, op: &Op) -> usize {
     match &op.act {
         Act::Exchange { .. } => 2,
+        Act::Repay { .. } => plan.desks().get(rank).map_or(0, |desk| desk.lent.turns().len()),
+        Act::Unspread { .. } => 2 + plan.shared().map_or(0, |shared| shared.lent.len()),
         // A launch, and three sums.
         Act::AttendBackwardEach { launches, .. } => 4 * plan.each_launch(plan.place(rank), launches).count(),
         _ => 1,

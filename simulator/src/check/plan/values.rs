@@ -12,7 +12,7 @@ use std::fmt;
 use seamproof_oracle::{Side, Sink, TensorName};
 
 use super::error::PlanFault;
-use crate::schedule::plan::{Act, Extent, Launch, Own, Plan, Way};
+use crate::schedule::plan::{Act, Extent, Launch, Loan, Own, Plan, Way};
 use crate::schedule::{FillValue, MergeStyle, Role};
 
 /// What buffers hold.
@@ -20,6 +20,8 @@ use crate::schedule::{FillValue, MergeStyle, Role};
 pub(super) enum Value {
     /// Nothing yet.
     Nothing,
+    /// A result with rows that nobody may write, which only a copy of the others writes.
+    Closed,
     /// A result of which launches write the parts in turn: the first `parts` of them.
     Written { tensor: TensorName, parts: u16 },
     /// A sum over a rank's own launches, in rank order.
@@ -34,6 +36,12 @@ pub(super) enum Value {
     Local(TensorName),
     /// An input of every member of an exchange, one after the other, of the rank's heads.
     Ranked(TensorName),
+    /// An input without the keys that sequences borrow.
+    Holed(TensorName),
+    /// Rows of one side of a rank's loans, and whether they have arrived.
+    Loaned { of: Whole, loan: Loan, arrived: bool },
+    /// A whole gradient of keys, with what borrowers add to lent ones.
+    Repaid(Whole),
     /// An input of a ring's member.
     Input(TensorName, u32),
     /// The contribution of a launch.
@@ -68,6 +76,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Nothing => f.write_str("nothing yet"),
+            Value::Closed => f.write_str("nothing yet, and rows that nobody may write"),
             Value::Written { tensor, parts } => write!(f, "the first {parts} parts of {tensor}"),
             Value::RankedSum(whole) => write!(f, "a rank's sum of {whole} in rank order"),
             Value::Taken => f.write_str("what was taken from it"),
@@ -77,6 +86,12 @@ impl fmt::Display for Value {
             Value::Ranked(tensor) => write!(f, "{tensor} in rank order"),
             Value::Input(tensor, of) => write!(f, "{tensor} of member {of}"),
             Value::Part(tensor, launch) => write!(f, "{tensor} of {launch:?}"),
+            Value::Holed(tensor) => write!(f, "{tensor} without the keys that sequences borrow"),
+            Value::Loaned { of, loan, arrived } => {
+                let arrived = if *arrived { "that have arrived" } else { "to be sent" };
+                write!(f, "rows of {of} {arrived}, {loan:?}")
+            }
+            Value::Repaid(whole) => write!(f, "{whole} of lenders and borrowers"),
             Value::Counted(launch) => write!(f, "the counted lse of {launch:?}"),
             Value::Table(of) => write!(f, "a table of the keys of member {of}"),
             Value::Final => f.write_str("the lse of all launches, without the sink"),
@@ -109,6 +124,8 @@ impl Value {
             Value::Part(..)
                 | Value::Sum { .. }
                 | Value::Final
+                | Value::Repaid(_)
+                | Value::Loaned { arrived: true, .. }
                 | Value::RankedResult(_)
                 | Value::RankedSum(_)
                 | Value::Written { .. }
@@ -119,7 +136,7 @@ impl Value {
 
     /// Whether the value may be overwritten.
     fn may_go(self) -> bool {
-        !self.must_be_taken() && !matches!(self, Value::Done(_) | Value::Table(_))
+        !self.must_be_taken() && !matches!(self, Value::Done(_) | Value::Table(_) | Value::Closed)
     }
 }
 
@@ -149,9 +166,11 @@ impl<'p> Values<'p> {
     pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Values<'p> {
         let place = plan.place(rank) as u32;
         let held = plan.buffers().iter().map(|buffer| match buffer.role {
+            Role::Input(tensor) if plan.lends() && side(tensor) == Side::Kv => Value::Holed(tensor),
             Role::Input(tensor) if plan.has_exchange() || tensor == TensorName::Sink => Value::Local(tensor),
             Role::Input(tensor) if plan.gathers() && side(tensor) == Side::Kv => Value::Local(tensor),
             Role::Input(tensor) => Value::Input(tensor, place),
+            Role::Output(tensor) if plan.shares() && side(tensor) == Side::Kv => Value::Closed,
             _ => Value::Nothing,
         });
         Values { plan, place, owner: plan.owner(rank) as u32, held: held.collect() }
@@ -323,8 +342,46 @@ impl<'p> Values<'p> {
             Act::Fill { to, rows, value } => self.fill(to, rows, value),
             Act::Copy { from, to, rows } => self.copy(from, to, rows),
             Act::Reorder { from, to, side: of, way } => self.reorder(from, to, of, way),
+            Act::Pack { from, to, loan } => {
+                let of = match (self.get(from), loan) {
+                    (Value::Holed(tensor), Loan::Lent) => Whole::Of(tensor),
+                    (Value::Done(whole), Loan::Holes) if whole.side() == Side::Kv => whole,
+                    _ => return Err(self.holds(from, "keys that are lent, or a gradient of holes")),
+                };
+                self.write(to, Value::Loaned { of, loan, arrived: false })
+            }
+            Act::Unpack { from, to } => match (self.get(from), self.get(to)) {
+                (
+                    Value::Loaned { of: Whole::Of(of), loan: Loan::Holes, arrived: true },
+                    Value::Holed(tensor),
+                ) if of == tensor && matches!(tensor, TensorName::K | TensorName::V) => {
+                    self.put(from, Value::Taken);
+                    self.put(to, self.input(tensor));
+                    Ok(())
+                }
+                _ => Err(self.holds(from, "the keys that its sequences borrow")),
+            },
+            Act::Repay { from, to } => match (self.get(from), self.get(to)) {
+                (Value::Loaned { of, loan: Loan::Lent, arrived: true }, Value::Done(whole)) => {
+                    let joined = joined(of, whole).ok_or_else(|| self.holds(from, "the gradient's loans"))?;
+                    self.put(from, Value::Taken);
+                    self.put(to, Value::Repaid(joined));
+                    Ok(())
+                }
+                _ => Err(self.holds(from, "what borrowers add to a whole gradient")),
+            },
+            Act::Spread { from, to } => match self.get(from) {
+                Value::Holed(tensor) => self.write(to, Value::Input(tensor, self.owner)),
+                _ => Err(self.holds(from, "keys without those that sequences borrow")),
+            },
+            Act::Unspread { from, to } => {
+                let whole = self.gathered_sum(from)?;
+                self.put(from, Value::Taken);
+                self.write(to, Value::Repaid(whole))
+            }
             Act::Record(_) | Act::Wait(_) => Ok(()),
             Act::Exchange { .. }
+            | Act::Trade { .. }
             | Act::AllToAll { .. }
             | Act::AllGather { .. }
             | Act::ReduceScatter { .. }
@@ -346,6 +403,23 @@ impl<'p> Values<'p> {
         }
         self.put(lse, Value::Final);
         Ok(())
+    }
+
+    /// Returns an input as launches or exchanges want it, with the keys that sequences borrow.
+    fn input(&self, tensor: TensorName) -> Value {
+        match self.plan.has_exchange() {
+            true => Value::Local(tensor),
+            false => Value::Input(tensor, self.place),
+        }
+    }
+
+    /// Returns the sum over a rank's own launches of all keys.
+    fn gathered_sum(&self, own: Own) -> Result<Whole, PlanFault> {
+        match self.get(own) {
+            Value::Sum { tensor, of: 0, sunk: false } if side(tensor) == Side::Kv => Ok(Whole::Of(tensor)),
+            Value::Zero(Extent::All) => Ok(Whole::Zero(Side::Kv)),
+            _ => Err(self.holds(own, "a gradient of all keys")),
+        }
     }
 
     /// Writes a part of a result, behind the parts before it.
@@ -445,32 +519,54 @@ impl<'p> Values<'p> {
                 self.whole(from, tensor)?
             }
             (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
+            (value @ Value::Holed(_), Extent::All) if self.plan.lends() => return self.write(to, value),
+            (Value::Done(whole @ Whole::Of(tensor)), Extent::Held(Side::Q)) if tensor == TensorName::Dq => {
+                whole
+            }
+            (Value::Done(whole @ Whole::Zero(Side::Q)), Extent::Held(Side::Q)) => whole,
+            (Value::Repaid(whole), Extent::Held(Side::Kv)) if self.plan.lends() => whole,
+            (Value::Landed { of, first: 0, count: 1 }, Extent::Held(Side::Kv))
+                if self.plan.shares() && self.plan.gathers() && of.side() == Side::Kv =>
+            {
+                of
+            }
             (Value::Landed { of, first: 0, count }, Extent::LocalSlots(to_side))
-                if of.side() == to_side && usize::from(count) == self.plan.replicas(to_side) =>
+                if of.side() == to_side
+                    && usize::from(count) == self.plan.replicas(to_side)
+                    && !(self.plan.gathers() && self.plan.shares()) =>
             {
                 of
             }
             _ => return Err(self.holds(from, "a whole sum or landing of the side")),
         };
         self.put(from, Value::Taken);
+        if rows == Extent::Held(Side::Kv) {
+            self.expect(to, Value::Closed)?;
+            self.put(to, Value::Nothing);
+        }
         self.write(to, Value::Done(whole))
     }
 
     fn reorder(&mut self, from: Own, to: Own, of: Side, way: Way) -> Run {
         match (way, self.get(from)) {
+            (Way::Collect, Value::Ranked(tensor)) if self.plan.gathers() && self.plan.shares() => {
+                if side(tensor) != of {
+                    return Err(self.holds(from, "an input of the side"));
+                }
+                self.write(to, Value::Holed(tensor))
+            }
             (Way::Collect, Value::Ranked(tensor)) if side(tensor) == of => {
                 let of = if of == Side::Kv { self.owner } else { self.place };
                 self.write(to, Value::Input(tensor, of))
             }
-            (Way::Deal, Value::Sum { tensor, of: 0, sunk: false })
-                if self.plan.gathers() && side(tensor) == Side::Kv && of == Side::Kv =>
-            {
+            (Way::Deal, Value::Repaid(whole)) if self.plan.gathers() && of == Side::Kv => {
                 self.put(from, Value::Taken);
-                self.write(to, Value::RankedSum(Whole::Of(tensor)))
+                self.write(to, Value::RankedSum(whole))
             }
-            (Way::Deal, Value::Zero(Extent::All)) if self.plan.gathers() && of == Side::Kv => {
+            (Way::Deal, _) if self.plan.gathers() && of == Side::Kv && !self.plan.shares() => {
+                let whole = self.gathered_sum(from)?;
                 self.put(from, Value::Taken);
-                self.write(to, Value::RankedSum(Whole::Zero(of)))
+                self.write(to, Value::RankedSum(whole))
             }
             (Way::Deal, Value::Done(whole)) if whole.side() == of => {
                 self.write(to, Value::RankedResult(whole))
@@ -500,17 +596,21 @@ impl<'p> Values<'p> {
         };
         let is_gradient =
             |whole| matches!(whole, Whole::Of(TensorName::Dk | TensorName::Dv) | Whole::Zero(Side::Kv));
-        let joined = match (of, sum) {
-            (Whole::Zero(a), other) | (other, Whole::Zero(a)) if other.side() == a => Some(other),
-            _ => (of == sum).then_some(of),
-        };
-        match joined.filter(|_| first == count && is_gradient(of) && is_gradient(sum)) {
+        match joined(of, sum).filter(|_| first == count && is_gradient(of) && is_gradient(sum)) {
             Some(joined) => {
                 self.put(from, Value::Taken);
                 self.put(to, Value::Landed { of: joined, first: 0, count: count + 1 });
                 Ok(())
             }
             None => Err(self.holds(from, "the next landing of the same gradient")),
+        }
+    }
+
+    /// Returns the rows of loans that a rank sends.
+    pub(super) fn lent(&self, own: Own, loan: Loan) -> Result<Value, PlanFault> {
+        match self.get(own) {
+            value @ Value::Loaned { loan: held, arrived: false, .. } if held == loan => Ok(value),
+            _ => Err(self.holds(own, "rows of loans")),
         }
     }
 
@@ -606,6 +706,14 @@ impl<'p> Values<'p> {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the sum of two results, if they are of one tensor. Zeros are a part of anything of their side.
+pub(super) fn joined(one: Whole, other: Whole) -> Option<Whole> {
+    match (one, other) {
+        (Whole::Zero(a), other) | (other, Whole::Zero(a)) if other.side() == a => Some(other),
+        _ => (one == other).then_some(one),
     }
 }
 

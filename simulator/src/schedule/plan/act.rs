@@ -42,10 +42,21 @@ pub enum Extent {
     Slots(Side),
     /// The rows of every slot of a side as a rank holds them, padding included.
     LocalSlots(Side),
+    /// The rows that a rank's pieces of a side have and no sequence borrows, padding included.
+    Held(Side),
     /// Every row.
     All,
     /// The values of a buffer without rows.
     Values,
+}
+
+/// Rows of keys that sequences share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loan {
+    /// Rows that are lent, once for each borrower.
+    Lent,
+    /// Rows that borrowers have for them.
+    Holes,
 }
 
 /// Direction of an exchange.
@@ -246,6 +257,52 @@ pub enum Act {
         /// The rows of all ranks, one rank after the other.
         from: Own,
         /// The rank's own.
+        to: Own,
+    },
+    /// Copies a rank's rows of one side of its loans, in the order in which they are sent.
+    Pack {
+        /// The buffer that is read.
+        from: Own,
+        /// The rows that are sent.
+        to: Own,
+        /// The side.
+        loan: Loan,
+    },
+    /// Sends such rows to the ranks that have the other side of the loans.
+    Trade {
+        /// The side that is sent.
+        loan: Loan,
+        /// The rows that are sent.
+        from: Own,
+        /// The rows that arrive.
+        to: Own,
+    },
+    /// Copies rows that have arrived into a rank's holes.
+    Unpack {
+        /// The rows that have arrived.
+        from: Own,
+        /// The buffer with the holes.
+        to: Own,
+    },
+    /// Adds rows that have arrived to lent rows, borrower after borrower.
+    Repay {
+        /// The rows that have arrived.
+        from: Own,
+        /// The buffer with the lent rows.
+        to: Own,
+    },
+    /// Copies gathered rows, and lent rows into holes too.
+    Spread {
+        /// The buffer that is read.
+        from: Own,
+        /// The buffer that is written.
+        to: Own,
+    },
+    /// Adds to gathered rows what borrowers have in their holes. All other rows of the sums are zeros.
+    Unspread {
+        /// The buffer that is read.
+        from: Own,
+        /// The sums.
         to: Own,
     },
     /// Gathers a statistic of every member's query heads into one of all heads.

@@ -19,6 +19,8 @@ pub(super) struct GatherPlan {
     q: Own,
     /// K and V: the rank's own, all in rank order, and all in sequence order.
     kv: [[Own; 3]; 2],
+    /// K and V as launches read them: spread where keys are shared.
+    read: [Own; 2],
     sink: Option<Own>,
     /// Out, LSE and max_logit.
     results: [Own; 3],
@@ -45,6 +47,8 @@ struct BackwardPlan {
     dsink: Option<Own>,
     /// dk and dv: of a launch, of all launches, the same in rank order, the rank's part over all ranks, and the result.
     dkv: [[Own; 5]; 2],
+    /// dk and dv of all launches in the rows that sequences hold, where keys are shared.
+    held: Option<[Own; 2]>,
 }
 
 /// Numbers of marks.
@@ -60,7 +64,7 @@ impl GatherPlan {
         builder: &mut Builder,
         local: &Local,
         rows: usize,
-        launches: GatherLaunches,
+        (launches, shares): (GatherLaunches, bool),
     ) -> GatherPlan {
         let Local { q, k, v, sink, out, lse, max_logit, .. } = *local;
         let named = [(k, "k"), (v, "v")];
@@ -70,7 +74,13 @@ impl GatherPlan {
             builder.scratch(0, &name, shape, format.unwrap_or(own_format))
         };
         let ranked = named.map(|(of, name)| full(builder, of, format!("{name} in rank order"), None));
-        let gathered = named.map(|(of, name)| full(builder, of, format!("{name} gathered"), None));
+        let gathered = named.map(|(of, name)| {
+            let gathered = full(builder, of, format!("{name} gathered"), None);
+            let spread =
+                shares.then(|| full(builder, of, format!("{name} gathered of every sequence"), None));
+            [gathered, spread.unwrap_or(gathered)]
+        });
+        let (read, gathered) = (gathered.map(|[_, read]| own(read)), gathered.map(|[gathered, _]| gathered));
         let kv = std::array::from_fn(|index| [[k, v][index], ranked[index], gathered[index]].map(own));
         let backward = local.backward.map(|to| {
             let f32 = Some(Format::F32);
@@ -82,7 +92,12 @@ impl GatherPlan {
                 ["dq of a launch", "dq of all launches"]
                     .map(|name| own(builder.like(to.dq, name, Format::F32)))
             });
+            let mut held = Vec::new();
             let scattered = [(sums[0][1], to.dk), (sums[1][1], to.dv)].map(|(sum, to)| {
+                if shares {
+                    let name = format!("{}, summed", builder.describe(sum).name);
+                    held.push(own(builder.like(sum, &name, Format::F32)));
+                }
                 let ordered = builder.like(sum, "gradient in rank order", Format::F32);
                 [ordered, builder.like(to, "gradient of all ranks", Format::F32), to]
             });
@@ -90,10 +105,12 @@ impl GatherPlan {
                 let ([step, sum], [ordered, mine, to]) = (sums[index], scattered[index]);
                 [step, sum, ordered, mine, to].map(own)
             });
-            BackwardPlan { dout: own(to.dout), dq: own(to.dq), sums: queries, dsink: to.dsink.map(own), dkv }
+            let (dout, dq, dsink) = (own(to.dout), own(to.dq), to.dsink.map(own));
+            let held = <[Own; 2]>::try_from(held).ok();
+            BackwardPlan { dout, dq, sums: queries, dsink, dkv, held }
         });
         let results = [out, lse, max_logit].map(own);
-        GatherPlan { q: own(q), kv, sink: sink.map(own), results, backward, launches }
+        GatherPlan { q: own(q), kv, read, sink: sink.map(own), results, backward, launches }
     }
 
     /// Returns the number of launches on parts of the queries.
@@ -117,11 +134,14 @@ impl GatherPlan {
             push(COMMUNICATION, Act::AllGather { from, to: ranked });
             push(COMMUNICATION, Act::Record(arrived));
         }
-        for ([_, from, to], arrived) in self.kv.into_iter().zip(ARRIVED) {
+        for (([_, from, to], arrived), read) in self.kv.into_iter().zip(ARRIVED).zip(self.read) {
             push(COMPUTE, Act::Wait(arrived));
             push(COMPUTE, Act::Reorder { from, to, side: Side::Kv, way: Way::Collect });
+            if read != to {
+                push(COMPUTE, Act::Spread { from: to, to: read });
+            }
         }
-        let [k, v] = self.kv.map(|[.., gathered]| gathered);
+        let [k, v] = self.read;
         let max_logit = self.results[2];
         let value = FillValue::NegInfinity;
         push(COMPUTE, Act::Fill { to: max_logit, rows: Extent::Values, value });
@@ -133,7 +153,7 @@ impl GatherPlan {
     }
 
     pub(super) fn push_backward(&self, ops: &mut Vec<Op>) {
-        let Some(BackwardPlan { dout, dq, sums, dsink, dkv }) = &self.backward else { return };
+        let Some(BackwardPlan { dout, dq, sums, dsink, dkv, held }) = &self.backward else { return };
         let mut push = |stream, act| ops.push(Op { stream, act });
         let [out, lse, _] = self.results;
         if let Some((sink, dsink)) = self.sink.zip(*dsink) {
@@ -142,7 +162,7 @@ impl GatherPlan {
         for [_, to, ..] in *dkv {
             push(COMPUTE, Act::Fill { to, rows: Extent::All, value: FillValue::Zero });
         }
-        let [k, v] = self.kv.map(|[.., gathered]| gathered);
+        let [k, v] = self.read;
         let inputs = [self.q, k, v, *dout, out, lse];
         if let Some([of_launch, sum]) = *sums {
             push(COMPUTE, Act::Fill { to: sum, rows: Extent::Slots(Side::Q), value: FillValue::Zero });
@@ -159,9 +179,13 @@ impl GatherPlan {
                 push(COMPUTE, Act::Accumulate { launch, side: Side::Kv, from, to });
             }
         }
-        for (([_, sum, ordered, mine, _], summed), scattered) in dkv.iter().zip(SUMMED).zip(SCATTERED) {
-            let (side, way) = (Side::Kv, Way::Deal);
-            push(COMPUTE, Act::Reorder { from: *sum, to: *ordered, side, way });
+        for (index, ([_, sum, ordered, mine, _], summed)) in dkv.iter().zip(SUMMED).enumerate() {
+            let (side, way, scattered) = (Side::Kv, Way::Deal, SCATTERED[index]);
+            let of_held = held.map(|held| held[index]);
+            if let Some(to) = of_held {
+                push(COMPUTE, Act::Unspread { from: *sum, to });
+            }
+            push(COMPUTE, Act::Reorder { from: of_held.unwrap_or(*sum), to: *ordered, side, way });
             push(COMPUTE, Act::Record(summed));
             push(COMMUNICATION, Act::Wait(summed));
             push(COMMUNICATION, Act::ReduceScatter { from: *ordered, to: *mine });
@@ -169,7 +193,8 @@ impl GatherPlan {
         }
         for ([.., mine, to], scattered) in dkv.iter().zip(SCATTERED) {
             push(COMPUTE, Act::Wait(scattered));
-            push(COMPUTE, Act::Copy { from: *mine, to: *to, rows: Extent::LocalSlots(Side::Kv) });
+            let rows = if held.is_some() { Extent::Held(Side::Kv) } else { Extent::LocalSlots(Side::Kv) };
+            push(COMPUTE, Act::Copy { from: *mine, to: *to, rows });
         }
     }
 }

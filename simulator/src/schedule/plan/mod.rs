@@ -21,30 +21,37 @@
 //! [`MergeOrder::Deferred`] there is none for an all-gather, and for gradients in FP8.
 
 mod act;
+mod barrier;
 mod exchange;
 mod gather;
+mod lend;
 mod pairs;
 mod ring;
 mod striped;
 mod unroll;
 mod whole;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
 
-pub use act::{Act, Extent, Launch, Launches, Mark, Op, Own, STREAMS, Way};
+pub use act::{Act, Extent, Launch, Launches, Loan, Mark, Op, Own, STREAMS, Way};
 pub use pairs::{PieceId, PiecePairs, WrongSegments};
 pub use unroll::PlannedRank;
 
 use super::build::{self, BuildError, Builder, Local, Shards};
 use super::exchange::HeadDeal;
 use super::hierarchical::joined;
+pub(crate) use super::lending::Counter;
+use super::lending::{Desk, alone};
 use super::program::{Buffer, BufferId, KeySource, MergeOrder, SegmentSource};
+use super::shared::SharedRows;
 use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
 use gather::{GatherLaunches, GatherPlan};
+use lend::LendPlan;
 use pairs::Lowering;
 use ring::{RingPlan, RingShape};
 use whole::WholePlan;
@@ -88,6 +95,9 @@ pub struct Plan<'a> {
     pairs: Vec<PiecePairs>,
     /// What tables are made from on place 0 of a ring, where launches read their segments in tables.
     told: Option<SegmentSource>,
+    lend: Option<LendPlan>,
+    /// Rows of gathered keys that sequences share.
+    shared: Option<SharedRows>,
     exchange: Option<Exchanged>,
     core: Core,
 }
@@ -98,7 +108,6 @@ impl<'a> Plan<'a> {
         let algorithm = problem.parallel.algorithm;
         let members = match algorithm {
             _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
-            _ if !problem.sharing.is_empty() => return Err(PlanError::None("keys that sequences share")),
             Algorithm::AllGather if order == MergeOrder::Deferred => {
                 return Err(PlanError::None("an all-gather in the deferred order"));
             }
@@ -136,10 +145,15 @@ impl<'a> Plan<'a> {
         if is_apart && problem.pass == Pass::Backward {
             pairs.push(PiecePairs::new(&problem.mask, &shards, (Lowering::Residues, false))?);
         }
+        let shares = !problem.sharing.is_empty();
+        let shared = SharedRows::of(problem, |sequence| shards.kv.gathered(sequence))
+            .filter(|_| algorithm == Algorithm::AllGather);
+        let inside =
+            if shares && shared.is_none() { Cow::Owned(alone(problem)) } else { Cow::Borrowed(problem) };
         let mut builder = Builder::new(1);
-        let local = build::local_with_sinks(&mut builder, problem, &shards, 0, heads.sinks(problem, 0));
+        let local = build::local_with_sinks(&mut builder, &inside, &shards, 0, heads.sinks(problem, 0));
         let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
-        let is_code = problem.pass == Pass::Backward && problem.precision.gradients.format.saturates();
+        let is_code = problem.pass == Pass::Backward && inside.precision.gradients.format.saturates();
         if order == MergeOrder::Deferred && algorithm != Algorithm::AllToAll && is_code && steps > 1 {
             return Err(PlanError::None("gradients in FP8 that are kept"));
         }
@@ -152,9 +166,10 @@ impl<'a> Plan<'a> {
             false => GatherLaunches::Parts(parts[0] as u16),
         };
         let (exchange, core) = match algorithm {
-            Algorithm::AllGather => {
-                (None, Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, launches)))
-            }
+            Algorithm::AllGather => (
+                None,
+                Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, (launches, shares))),
+            ),
             Algorithm::Ring => {
                 let core = shape.forward(&mut builder, &local);
                 (None, shape.with_backward(core, &mut builder, &local))
@@ -164,11 +179,28 @@ impl<'a> Plan<'a> {
                 (Some(exchange), core)
             }
         };
+        let streams = core.streams(exchange.is_some());
+        let of_inside = (core.events(), &streams[..]);
+        let lend = (shares && shared.is_none())
+            .then(|| LendPlan::new(&mut builder, problem, (&shards, &local), of_inside));
         let buffers = builder.finish().buffers;
         if buffers.len() > usize::from(u16::MAX) {
             return Err(PlanError::None("more buffers of a rank than can be numbered"));
         }
-        Ok(Plan { problem, shards, pieces, members, heads, buffers, pairs, told, exchange, core })
+        Ok(Plan {
+            problem,
+            shards,
+            pieces,
+            members,
+            heads,
+            buffers,
+            pairs,
+            told,
+            lend,
+            shared,
+            exchange,
+            core,
+        })
     }
 
     /// Returns the problem.
@@ -252,7 +284,12 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of sections of each pass.
     pub fn of_pass(&self) -> usize {
-        self.core.sections() + if self.exchange.is_some() { 2 } else { 0 }
+        self.core.sections() + 2 * self.around()
+    }
+
+    /// Returns the number of sections before the core of a pass, and behind it.
+    fn around(&self) -> usize {
+        usize::from(self.lend.is_some()) + usize::from(self.exchange.is_some())
     }
 
     /// Returns a rank's place in its ring.
@@ -294,11 +331,32 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of marks of a rank.
     pub fn events(&self) -> usize {
-        match &self.core {
-            Core::Ring(ring) => ring.events(),
-            Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
-            Core::Gather(_) => gather::MARKS,
-        }
+        self.lend.as_ref().map_or(self.core.events(), LendPlan::events)
+    }
+
+    /// Whether sequences share keys.
+    pub fn shares(&self) -> bool {
+        !self.problem.sharing.is_empty()
+    }
+
+    /// Whether ranks lend each other keys that sequences share.
+    pub fn lends(&self) -> bool {
+        self.lend.is_some()
+    }
+
+    /// Returns the rows of gathered keys that sequences share.
+    pub(crate) fn shared(&self) -> Option<&SharedRows> {
+        self.shared.as_ref()
+    }
+
+    /// Returns what each rank lends and borrows of others; nothing where keys are gathered.
+    pub(crate) fn desks(&self) -> &[Desk] {
+        self.lend.as_ref().map_or(&[], |lend| &lend.desks)
+    }
+
+    /// Returns which rows of loans a buffer has, if it has such rows alone.
+    pub fn loan(&self, own: Own) -> Option<Loan> {
+        self.lend.as_ref()?.loan(own)
     }
 
     /// Whether a launch has all queries of its rank and all keys that they see, so that nothing is merged.
@@ -351,6 +409,28 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Appends the section before the core that is around all sections from it on.
+    fn begin(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+        match (&self.lend, &self.exchange, is_backward) {
+            (Some(lend), _, false) if depth == 0 => lend.begin(to),
+            (Some(lend), _, true) if depth == 0 => lend.begin_backward(to),
+            (_, Some(exchange), false) => exchange.begin(to),
+            (_, Some(exchange), true) => exchange.begin_backward(to),
+            _ => {}
+        }
+    }
+
+    /// Appends the section behind the core that belongs to one before it.
+    fn end(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+        match (&self.lend, &self.exchange, is_backward) {
+            (Some(lend), _, false) if depth == 0 => lend.end(to),
+            (Some(lend), _, true) if depth == 0 => lend.end_backward(to),
+            (_, Some(exchange), false) => exchange.end(to),
+            (_, Some(exchange), true) => exchange.end_backward(to),
+            _ => {}
+        }
+    }
+
     fn has_backward(&self) -> bool {
         self.problem.pass == Pass::Backward
     }
@@ -364,14 +444,11 @@ impl Programs for Plan<'_> {
 
     fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
         let (is_backward, index) = (index >= self.of_pass(), index % self.of_pass());
-        let exchange = self.exchange.as_ref();
-        match (is_backward, index.checked_sub(usize::from(exchange.is_some()))) {
-            (false, None) => exchange.iter().for_each(|exchange| exchange.begin(to)),
-            (true, None) => exchange.iter().for_each(|exchange| exchange.begin_backward(to)),
+        match (is_backward, index.checked_sub(self.around())) {
             (false, Some(index)) if index < self.core.sections() => self.forward_core(rank, index, to),
             (true, Some(index)) if index < self.core.sections() => self.backward_core(rank, index, to),
-            (false, _) => exchange.iter().for_each(|exchange| exchange.end(to)),
-            (true, _) => exchange.iter().for_each(|exchange| exchange.end_backward(to)),
+            (_, None) => self.begin(is_backward, index, to),
+            _ => self.end(is_backward, self.of_pass() - 1 - index, to),
         }
     }
 }
@@ -422,6 +499,26 @@ impl CoreShape<'_> {
 }
 
 impl Core {
+    /// Returns the number of marks, with those of exchanges around.
+    fn events(&self) -> usize {
+        match self {
+            Core::Ring(ring) => ring.events(),
+            Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
+            Core::Gather(_) => gather::MARKS,
+        }
+    }
+
+    /// Returns the streams other than the first one, with those of exchanges around.
+    fn streams(&self, has_exchange: bool) -> Vec<u8> {
+        let is_long = matches!(self, Core::Ring(ring) if ring.is_long());
+        let communicates = has_exchange || matches!(self, Core::Gather(_)) || is_long;
+        [(1, is_long), (2, communicates)]
+            .into_iter()
+            .filter(|(_, is_there)| *is_there)
+            .map(|of| of.0)
+            .collect()
+    }
+
     /// Returns the number of sections of a pass.
     fn sections(&self) -> usize {
         match self {

@@ -204,6 +204,11 @@ impl RingPlan {
         self.steps + 2
     }
 
+    /// Whether there is more than one step.
+    pub(super) fn is_long(&self) -> bool {
+        self.steps > 1
+    }
+
     pub(super) fn events(&self) -> usize {
         MARK_KINDS * (self.steps + 1).max(OTHERS)
     }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use seamproof_oracle::sharding::{PlacedRun, held};
 use seamproof_oracle::{Run, Side};
 
-use super::act::{Act, Extent, Launch, Mark, Op, Own, Way};
+use super::act::{Act, Extent, Launch, Loan, Mark, Op, Own, Way};
 use super::ring::RingPlan;
 use super::{Core, Plan, Programs};
 use crate::schedule::all_gather;
@@ -13,10 +14,11 @@ use crate::schedule::build::{self, Builder};
 use crate::schedule::collect::{inverse, rank_order};
 use crate::schedule::embed;
 use crate::schedule::hierarchical::ring_order;
+use crate::schedule::lending::Counter;
 use crate::schedule::place::placed;
 use crate::schedule::program::{
-    Attend, AttendBackward, Buffer, BufferId, EventId, KeySource, Merge, MergeOrder, Operation, Placement,
-    RankProgram, Reduction, Region, RowPair, Schedule, SegmentSource, Step, Work,
+    Attend, AttendBackward, Buffer, BufferId, EventId, FillValue, KeySource, Merge, MergeOrder, Operation,
+    Placement, RankProgram, Reduction, Region, RowPair, Schedule, SegmentSource, Step, Work,
 };
 use crate::schedule::ring::{RingCore, owned};
 use crate::schedule::tables::Told;
@@ -103,16 +105,38 @@ impl Plan<'_> {
         let mut builder = Builder::new(1);
         let sinks = self.heads.sinks(self.problem, rank % self.members);
         build::local_with_sinks(&mut builder, self.problem, &self.shards, rank, sinks);
-        let buffers = self.own_buffers(rank, &mut operations);
-        PlannedRank {
-            buffers,
-            placements: builder.finish().placements,
-            program: RankProgram { operations, backward },
-        }
+        let mut placements = builder.finish().placements;
+        placements.iter_mut().for_each(|placed| placed.buffer = self.outside(placed.buffer));
+        let buffers = self.own_buffers(rank, &mut operations, &mut placements);
+        PlannedRank { buffers, placements, program: RankProgram { operations, backward } }
+    }
+
+    /// Returns the buffer of an input or result around the plan that has this one inside.
+    fn outside(&self, inside: BufferId) -> BufferId {
+        let tensors = self.lend.iter().flat_map(|lend| &lend.tensors);
+        let found = tensors.into_iter().find(|tensor| usize::from(tensor.inside.0) == inside.0);
+        found.map_or(inside, |tensor| BufferId(tensor.outside.0.into()))
+    }
+
+    /// Returns the rows of one side of a rank's loans.
+    fn counter(&self, rank: usize, loan: Loan) -> Option<&Counter> {
+        let desk = self.desks().get(rank)?;
+        Some(if loan == Loan::Lent { &desk.lent } else { &desk.holes })
+    }
+
+    /// Returns a rank's rows of a side that no sequence borrows, padding included.
+    pub(crate) fn held(&self, rank: usize, side: Side) -> Vec<Run> {
+        let placed = held(self.problem, side, self.shards.of(side).placed(rank).into_iter());
+        placed.into_iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..local }).collect()
     }
 
     /// Returns the buffers of a rank, without those of launches that it does not make, and numbers them anew.
-    fn own_buffers(&self, rank: usize, operations: &mut [Operation]) -> Vec<Buffer> {
+    fn own_buffers(
+        &self,
+        rank: usize,
+        operations: &mut [Operation],
+        placements: &mut [Placement],
+    ) -> Vec<Buffer> {
         let mut is_there = vec![true; self.buffers.len()];
         self.kept().for_each(|own| is_there[usize::from(own.0)] = false);
         for Operation { work, .. } in operations.iter_mut() {
@@ -126,8 +150,13 @@ impl Plan<'_> {
         for Operation { work, .. } in operations {
             embed::buffers(work).into_iter().for_each(|id| id.0 = numbers[id.0]);
         }
-        let all = self.buffers.iter().zip(is_there).filter(|(_, is_there)| *is_there);
-        all.map(|(buffer, _)| Buffer { rank, ..buffer.clone() }).collect()
+        placements.iter_mut().for_each(|placed| placed.buffer.0 = numbers[placed.buffer.0]);
+        let all = (0..).zip(self.buffers.iter().zip(is_there)).filter(|(_, (_, is_there))| *is_there);
+        let of_rank = |(own, (buffer, _)): (u16, (&Buffer, bool))| {
+            let counter = self.loan(Own(own)).and_then(|loan| self.counter(rank, loan));
+            Buffer { rank, rows: counter.map_or(buffer.rows, |counter| counter.rows), ..buffer.clone() }
+        };
+        all.map(of_rank).collect()
     }
 
     /// Returns the buffers that a rank has for launches that it makes.
@@ -159,11 +188,19 @@ impl Plan<'_> {
     pub(crate) fn communicators(&self) -> Vec<Vec<usize>> {
         let (ranks, members) = (self.ranks(), self.members);
         let mut all = vec![(0..ranks).collect()];
-        if self.exchange.is_some() && !self.is_whole() {
+        let is_paired = self.exchange.is_some() && !self.is_whole();
+        if is_paired {
             all.extend((0..ranks / members).map(|group| (group * members..(group + 1) * members).collect()));
             all.extend((0..members).map(|member| (member..ranks).step_by(members).collect()));
         }
+        if self.lend.is_some() {
+            all.push((0..ranks).collect());
+        }
         all
+    }
+
+    fn loan_communicator(&self) -> usize {
+        self.communicators().len() - 1
     }
 
     /// Returns the index of the communicator of a rank's ring.
@@ -228,10 +265,11 @@ impl Plan<'_> {
         }
     }
 
-    fn extent(&self, buffer: BufferId, extent: Extent) -> Vec<Run> {
+    fn extent(&self, rank: usize, buffer: BufferId, extent: Extent) -> Vec<Run> {
         match extent {
             Extent::Slots(side) => build::slots(self.pieces.of(side)),
             Extent::LocalSlots(side) => build::slots(self.shards.of(side)),
+            Extent::Held(side) => self.held(rank, side),
             Extent::All => vec![self.all(buffer).rows],
             Extent::Values => Vec::new(),
         }
@@ -351,7 +389,7 @@ impl Plan<'_> {
                 Work::Accumulate { from: id(from), to: id(to), rows: self.written(rank, launch, side) }
             }
             Act::Add { side, from, to } => {
-                let rows = build::same_rows(&self.extent(id(to), Extent::LocalSlots(side)));
+                let rows = build::same_rows(&self.extent(rank, id(to), Extent::LocalSlots(side)));
                 Work::Accumulate { from: id(from), to: id(to), rows }
             }
             Act::ApplySink { sink, results } => {
@@ -364,10 +402,10 @@ impl Plan<'_> {
                 Work::SinkGradient { sink, dout, out, lse, dsink, rows, descales: Vec::new() }
             }
             Act::Fill { to, rows, value } => {
-                Work::Fill { to: id(to), rows: self.extent(id(to), rows), value }
+                Work::Fill { to: id(to), rows: self.extent(rank, id(to), rows), value }
             }
             Act::Copy { from, to, rows } => {
-                let rows = build::same_rows(&self.extent(id(to), rows));
+                let rows = build::same_rows(&self.extent(rank, id(to), rows));
                 Work::Copy { from: id(from), to: id(to), rows }
             }
             Act::Reorder { from, to, side, way } => {
@@ -384,6 +422,42 @@ impl Plan<'_> {
             }
             Act::AllToAll { side, way, from, to, landings } => {
                 self.all_to_all(rank, side, way, (id(from), id(to)), landings.into())
+            }
+            Act::Pack { from, to, loan } => {
+                let rows = self.counter(rank, loan).into_iter().flat_map(Counter::rows).collect();
+                Work::Copy { from: id(from), to: id(to), rows }
+            }
+            Act::Trade { loan, from, to } => {
+                let regions = |own: Own, loan| {
+                    let heads = 0..self.buffers[id(own).0].heads;
+                    let region = |rows: &Run| Region { buffer: id(own), rows: *rows, heads: heads.clone() };
+                    self.counter(rank, loan).into_iter().flat_map(|of| &of.regions).map(region).collect()
+                };
+                let (send, recv) = (regions(from, loan), regions(to, loan.other()));
+                Work::AllToAll { communicator: self.loan_communicator(), send, recv }
+            }
+            Act::Unpack { from, to } => {
+                let rows = self.counter(rank, Loan::Holes).into_iter().flat_map(Counter::rows);
+                Work::Copy { from: id(from), to: id(to), rows: inverse(&rows.collect::<Vec<_>>()) }
+            }
+            Act::Repay { from, to } => {
+                let turns = self.counter(rank, Loan::Lent).map_or(Vec::new(), Counter::turns).into_iter();
+                let add =
+                    |rows: Vec<_>| Work::Accumulate { from: id(from), to: id(to), rows: inverse(&rows) };
+                return turns.map(add).collect();
+            }
+            Act::Spread { from, to } => {
+                let shared = self.shared.iter();
+                let rows = shared.flat_map(|shared| shared.held.iter().chain(shared.lent.iter().flatten()));
+                Work::Copy { from: id(from), to: id(to), rows: rows.copied().collect() }
+            }
+            Act::Unspread { from, to } => {
+                let Some(shared) = &self.shared else { return Vec::new() };
+                let (from, to) = (id(from), id(to));
+                let zeros = Work::Fill { to, rows: vec![self.all(to).rows], value: FillValue::Zero };
+                let copy = Work::Copy { from, to, rows: shared.held.clone() };
+                let add = |lent: &Vec<RowPair>| Work::Accumulate { from, to, rows: inverse(lent) };
+                return [zeros, copy].into_iter().chain(shared.lent.iter().map(add)).collect();
             }
             Act::AllGather { from, to } => {
                 let part = |member| self.part(id(to), member, self.rows(Side::Kv));

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
     Algorithm, Alignment, Balance, Blocks, Borders, ContextParallel, Dims, Heads, Mask, Pass, Problem,
-    ProblemFields, Run, Sequence, Side, Sink, Softmax, TensorRows,
+    ProblemFields, Run, Sequence, SharedKeys, Sharing, Side, Sink, Softmax, TensorRows,
 };
 
 /// The generator splitmix64.
@@ -57,6 +57,20 @@ fn blocks(draws: &mut Draws, most: usize) -> Option<Blocks> {
         }
         _ => None,
     }
+}
+
+/// Returns the problem with keys that later sequences borrow of its first one with keys; `None` where none can.
+pub(crate) fn shared(problem: &Problem, draws: &mut Draws) -> Option<Problem> {
+    let lens: Vec<usize> = problem.sequences.iter().map(|sequence| sequence.kv.len).collect();
+    let with = lens.iter().position(|&len| len > 0)?;
+    let borrowers = (with + 1..lens.len()).filter(|&sequence| lens[sequence] > 0);
+    let shared = borrowers.map(|sequence| {
+        let most = lens[sequence].min(lens[with]);
+        SharedKeys { sequence, with, keys: 1 + draws.below(most) }
+    });
+    let sharing = Sharing(shared.collect());
+    let shares = !sharing.is_empty();
+    Problem::new(ProblemFields { sharing, ..problem.clone().into() }).ok().filter(|_| shares)
 }
 
 /// Returns a random problem whose spans the balance divides.
