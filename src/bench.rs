@@ -267,6 +267,7 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
     let over =
         |name, algorithm, balance| Pack { ranks: PLANNED_RANKS, ..Pack::new(name, algorithm, balance) };
     let deferred = |pack, name| Pack { order: MergeOrder::Deferred, name, ..pack };
+    let regions = |pack, name| Pack { region: 8, name, ..pack };
     let shared = |pack, name| Pack { shares: true, name, ..pack };
     let ring = over("ring, dual-chunk", Algorithm::Ring, dual);
     let lines = [
@@ -293,6 +294,9 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
         shared(over("", hierarchical(8), dual), "hierarchical 8 × 128, shared keys"),
         shared(over("", Algorithm::AllToAll, dual), "all-to-all, dual-chunk, shared keys"),
         shared(over("", Algorithm::AllGather, dual), "all-gather, dual-chunk, shared keys"),
+        regions(ring, "ring of 128, regions of 8"),
+        regions(over("", Algorithm::AllGather, stripes), "all-gather over 128, of 1, regions of 8"),
+        regions(shared(ring, ""), "ring of 128, shared keys, regions of 8"),
     ];
     writeln!(to, "plans, whole pieces")?;
     writeln!(

@@ -69,7 +69,7 @@ pub fn sequence_parallel(
 }
 
 /// Returns the problem with only the heads of one member, on ranks that are no regions. Its group is its own world.
-fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
+pub(super) fn of_member(problem: &Problem, deal: &HeadDeal, member: usize) -> Result<Problem, BuildError> {
     let heads = Heads { q: deal.of(Side::Q, member).len(), kv: deal.of(Side::Kv, member).len() };
     let ContextParallel { algorithm, balance, .. } = problem.parallel;
     let parallel = ContextParallel::over(problem.parallel.size(), algorithm, balance);
@@ -310,19 +310,24 @@ impl Hidden<'_> {
         if !rotates(self.name) {
             return;
         }
-        let owned = self.placed.iter().filter(|placed| placed.local.span > 0);
-        let rows = owned.map(|PlacedRun { piece, local, .. }| {
-            let rows = Run { len: local.span, ..*local };
-            Rotated { rows, position: piece.start, step: piece.step }
-        });
-        let work = Work::Rotate { buffer: self.inside, rows: rows.collect(), inverse };
+        let work = Work::Rotate { buffer: self.inside, rows: rotated(self.placed), inverse };
         let rank = builder.describe(self.inside).rank;
         builder.push(rank, COMPUTE, work);
     }
 }
 
+/// Returns the rotation of placed rows by their positions.
+pub(crate) fn rotated(placed: &[PlacedRun]) -> Vec<Rotated> {
+    let owned = placed.iter().filter(|placed| placed.local.span > 0);
+    let rotated = owned.map(|PlacedRun { piece, local, .. }| {
+        let rows = Run { len: local.span, ..*local };
+        Rotated { rows, position: piece.start, step: piece.step }
+    });
+    rotated.collect()
+}
+
 /// Returns the part of a run that lies in rows `shard`, counted from the shard's first row.
-fn cut(placed: &PlacedRun, shard: &Range<usize>) -> Option<PlacedRun> {
+pub(super) fn cut(placed: &PlacedRun, shard: &Range<usize>) -> Option<PlacedRun> {
     let PlacedRun { sequence, piece, local } = *placed;
     let index = |row: usize| row.saturating_sub(local.offset).div_ceil(local.step).min(local.span);
     let (first, end) = (index(shard.start), index(shard.end));

@@ -16,7 +16,7 @@ use seamproof_simulator::faults::catalogue;
 use seamproof_simulator::schedule::plan::{
     Act, Extent, Launch, Loan, Op, Own, Plan, PlanError, Programs, Way,
 };
-use seamproof_simulator::schedule::{FillValue, MergeOrder, Schedule, build_with};
+use seamproof_simulator::schedule::{FillValue, Layer, MergeOrder, Schedule, build_with};
 
 /// Every balance, stripes of some widths.
 const BALANCES: [Balance; 5] = [
@@ -45,6 +45,7 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
                         let beside = side_by_side(draws, &packed);
                         for problem in [packed, beside] {
                             each(&problem, order);
+                            in_region(&problem, draws).iter().for_each(|inside| each(inside, order));
                             shared(&problem, draws).iter().for_each(|shared| each(shared, order));
                         }
                     }
@@ -52,6 +53,16 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
             }
         }
     }
+}
+
+/// Returns a problem, perhaps with keys that sequences share, inside regions. KV heads are split, or one is replicated.
+fn in_region(problem: &Problem, draws: &mut Draws) -> Option<Problem> {
+    let ranks = 2 + draws.below(2);
+    let mut fields = ProblemFields::from(shared(problem, draws).unwrap_or_else(|| problem.clone()));
+    let Heads { q, kv } = fields.heads;
+    fields.heads = Heads { q: q * ranks, kv: if draws.below(2) == 0 { kv * ranks } else { 1 } };
+    fields.parallel.region = ranks;
+    Problem::new(fields).ok().filter(|_| problem.parallel.size() < 5)
 }
 
 #[test]
@@ -178,12 +189,14 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
         all.push(Box::new(move |act| match act {
             Act::Accumulate { side, .. } | Act::Add { side, .. } => *side = other,
             Act::Reorder { side, .. } | Act::AllToAll { side, .. } => *side = other,
+            Act::Linear { side, .. } | Act::Rotate { side, .. } => *side = other,
             _ => {}
         }));
         for extent in [
             Extent::Slots(other),
             Extent::LocalSlots(other),
             Extent::Held(other),
+            Extent::Shard(other),
             Extent::All,
             Extent::Values,
         ] {
@@ -207,6 +220,13 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
             }
         }));
     }
+    all.push(Box::new(|act| match act {
+        Act::Rotate { inverse, .. } => *inverse = !*inverse,
+        Act::Linear { layer, .. } => {
+            *layer = if *layer == Layer::Row { Layer::Column } else { Layer::Row };
+        }
+        _ => {}
+    }));
     for other in [Way::Collect, Way::Deal] {
         all.push(Box::new(move |act| {
             if let Act::Reorder { way, .. } | Act::AllToAll { way, .. } = act {
@@ -258,6 +278,9 @@ fn owns(act: &mut Act) -> Vec<&mut Own> {
         | Act::Unpack { from, to }
         | Act::Repay { from, to }
         | Act::Spread { from, to }
+        | Act::GatherHidden { from, to }
+        | Act::ScatterHidden { from, to }
+        | Act::Linear { from, to, .. }
         | Act::Unspread { from, to }
         | Act::Accumulate { from, to, .. }
         | Act::Add { from, to, .. }
@@ -271,7 +294,7 @@ fn owns(act: &mut Act) -> Vec<&mut Own> {
         Act::SinkGradient { inputs, dsink } => inputs.iter_mut().chain([dsink]).collect(),
         Act::Fill { to, .. } | Act::MakeSegments { to, .. } => vec![to],
         Act::Exchange { sent, received, .. } => sent.iter_mut().chain(received).collect(),
-        Act::AllReduce { buffer } => vec![buffer],
+        Act::AllReduce { buffer } | Act::Rotate { buffer, .. } => vec![buffer],
         Act::Record(_) | Act::Wait(_) => Vec::new(),
     }
 }
@@ -307,6 +330,8 @@ struct Pack {
     order: MergeOrder,
     /// Whether the second sequence borrows keys of the first one.
     shares: bool,
+    /// Number of ranks of a sequence-parallel region around each rank.
+    region: usize,
 }
 
 impl Pack {
@@ -315,12 +340,14 @@ impl Pack {
         let keys = problem.sequences[1].kv.len - 1;
         let sharing = Sharing(vec![SharedKeys { sequence: 1, with: 0, keys }]);
         let sharing = if self.shares { sharing } else { Sharing::default() };
-        Problem::new(ProblemFields { sharing, ..problem.into() }).unwrap()
+        let mut fields = ProblemFields { sharing, ..problem.into() };
+        fields.parallel.region = self.region;
+        Problem::new(fields).unwrap()
     }
 }
 
 /// Packs on which faults are planted.
-const PACKS: [Pack; 21] = {
+const PACKS: [Pack; 26] = {
     use MergeOrder::{Deferred, Running};
     const fn pack(
         algorithm: Algorithm,
@@ -329,10 +356,13 @@ const PACKS: [Pack; 21] = {
         sink: Sink,
         order: MergeOrder,
     ) -> Pack {
-        Pack { algorithm, balance, ranks, sink, order, shares: false }
+        Pack { algorithm, balance, ranks, sink, order, shares: false, region: 1 }
     }
     const fn shared(algorithm: Algorithm, balance: Balance, ranks: usize, order: MergeOrder) -> Pack {
-        Pack { algorithm, balance, ranks, sink: Sink::Learnable, order, shares: true }
+        Pack { shares: true, ..pack(algorithm, balance, ranks, Sink::Learnable, order) }
+    }
+    const fn inside(pack: Pack, region: usize) -> Pack {
+        Pack { region, ..pack }
     }
     const PAIRED: Algorithm = Algorithm::Hierarchical { all_to_all: 2 };
     const SINGLES: Balance = Balance::Striped { stripe: 1 };
@@ -359,6 +389,11 @@ const PACKS: [Pack; 21] = {
         shared(Algorithm::AllGather, SINGLES, 2, Running),
         shared(Algorithm::AllToAll, Balance::Contiguous, 2, Deferred),
         shared(PAIRED, SINGLES, 4, Running),
+        inside(pack(Algorithm::Ring, Balance::DualChunk, 2, Sink::Learnable, Running), 2),
+        inside(pack(Algorithm::Ring, Balance::Contiguous, 2, Sink::OffByOne, Deferred), 4),
+        inside(pack(Algorithm::AllGather, DOUBLES, 2, Sink::None, Running), 2),
+        inside(pack(PAIRED, Balance::DualChunk, 4, Sink::Learnable, Running), 2),
+        inside(shared(Algorithm::Ring, SINGLES, 2, Running), 2),
     ]
 };
 

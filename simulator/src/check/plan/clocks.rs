@@ -131,6 +131,9 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
         | Act::Unpack { from, to }
         | Act::Repay { from, to }
         | Act::Spread { from, to }
+        | Act::GatherHidden { from, to }
+        | Act::ScatterHidden { from, to }
+        | Act::Linear { from, to, .. }
         | Act::Unspread { from, to }
         | Act::AllGather { from, to }
         | Act::ReduceScatter { from, to }
@@ -155,7 +158,7 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
             all(&[*from], Read);
             (0..*landings).for_each(|landing| all(&[Own(to.0.saturating_add(landing))], Write));
         }
-        Act::AllReduce { buffer } => all(&[*buffer], Write),
+        Act::AllReduce { buffer } | Act::Rotate { buffer, .. } => all(&[*buffer], Write),
         Act::Record(_) | Act::Wait(_) => {}
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! Rows are looked at one by one, each once.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use seamproof_oracle::sharding::PlacedRun;
 use seamproof_oracle::{Run, Side, TensorName};
@@ -36,10 +38,11 @@ pub(super) fn check(plan: &Plan<'_>) -> Result<(), Unproved> {
         // One list of a group's rows at a time.
         (0..pieces.cp).into_par_iter().try_for_each(|place| collected(plan, side, place))?;
     }
-    (0..plan.members()).try_for_each(|member| heads(plan, member))
+    (0..plan.members()).try_for_each(|member| heads(plan, member))?;
+    (0..plan.region_ranks()).try_for_each(|place| region_heads(plan, place))
 }
 
-fn tensor(side: Side) -> TensorName {
+pub(super) fn tensor(side: Side) -> TensorName {
     if side == Side::Q { TensorName::Q } else { TensorName::K }
 }
 
@@ -60,7 +63,7 @@ fn slots_apart(cut: &ShardedSide, side: Side) -> Result<(), Unproved> {
 fn dealt_once(plan: &Plan<'_>, side: Side) -> Result<(), Unproved> {
     let [shards, _] = plan.cuts(side);
     let mut times: Vec<Vec<u8>> = shards.slots.iter().map(|slot| vec![0; slot.len]).collect();
-    for rank in 0..plan.ranks() {
+    for rank in 0..plan.size() {
         for PlacedRun { sequence, piece, local } in shards.placed(rank) {
             for index in 0..local.len {
                 let position = piece.start + piece.step * index;
@@ -104,7 +107,7 @@ fn collected(plan: &Plan<'_>, side: Side, place: usize) -> Result<(), Unproved> 
     let [shards, pieces] = plan.cuts(side);
     let is_gathered = plan.gathers() && side == Side::Kv;
     let (rank, members) = match is_gathered {
-        true => (0, plan.ranks()),
+        true => (0, plan.size()),
         false => (place * plan.members(), plan.members()),
     };
     let wrong = |row, fault| Unproved::Row { rank, tensor: tensor(side), row, fault };
@@ -144,24 +147,63 @@ fn collected(plan: &Plan<'_>, side: Side, place: usize) -> Result<(), Unproved> 
     }
 }
 
+/// Blocks of heads of a side: that of a member, of the member before it, of the last member, all heads, and the number of
+/// members that have each head.
+struct Blocks {
+    own: Range<usize>,
+    before: Option<Range<usize>>,
+    last: Range<usize>,
+    all: usize,
+    replicas: usize,
+}
+
+impl Blocks {
+    /// Whether a member's block is the first one, or follows the one before or is the same where heads are replicated.
+    fn follow(&self, member: usize) -> bool {
+        let is_replica = !member.is_multiple_of(self.replicas);
+        self.last.end == self.all
+            && match &self.before {
+                None => self.own.start == 0,
+                Some(before) if is_replica => self.own == *before,
+                Some(before) => self.own.start == before.end,
+            }
+    }
+}
+
 /// Checks that members have blocks of heads that are all heads, and that query heads read the KV heads of their block.
 fn heads(plan: &Plan<'_>, member: usize) -> Result<(), Unproved> {
-    let [q, kv] = [Side::Q, Side::Kv].map(|side| plan.heads_of(side, member));
-    let group = plan.problem().group();
+    let blocks = [Side::Q, Side::Kv].map(|side| Blocks {
+        own: plan.heads_of(side, member),
+        before: member.checked_sub(1).map(|before| plan.heads_of(side, before)),
+        last: plan.heads_of(side, plan.members() - 1),
+        all: plan.all_heads(side),
+        replicas: plan.replicas(side),
+    });
+    let fits = [Side::Q, Side::Kv].map(|side| plan.block_heads(side));
+    dealt_heads(blocks, member, plan.own().group(), fits)
+}
+
+/// Checks the same of the ranks of a region.
+fn region_heads(plan: &Plan<'_>, place: usize) -> Result<(), Unproved> {
+    let [problem, of] = [plan.problem().heads, plan.own().heads];
+    let heads = |side, place| plan.region_heads(side, place).unwrap_or(0..plan.all_heads(side));
+    let blocks = [(Side::Q, problem.q), (Side::Kv, problem.kv)].map(|(side, all)| Blocks {
+        own: heads(side, place),
+        before: place.checked_sub(1).map(|before| heads(side, before)),
+        last: heads(side, plan.region_ranks() - 1),
+        all,
+        replicas: plan.region_replicas(side),
+    });
+    dealt_heads(blocks, place, plan.problem().group(), [of.q, of.kv])
+}
+
+fn dealt_heads(blocks: [Blocks; 2], member: usize, group: usize, fits: [usize; 2]) -> Result<(), Unproved> {
+    let [q, kv] = [&blocks[0].own, &blocks[1].own];
     let of_group = q.len().checked_div(kv.len()).unwrap_or(0);
     // Query head h of the block reads KV head h / of_group of the block.
     let reads = (0..q.len()).all(|head| (q.start + head) / group == kv.start + head / of_group.max(1));
-    let is_whole = |side| plan.heads_of(side, plan.members() - 1).end == plan.all_heads(side);
-    let follows = match member.checked_sub(1) {
-        None => q.start == 0 && kv.start == 0,
-        Some(before) => {
-            let [last, kv_last] = [Side::Q, Side::Kv].map(|side| plan.heads_of(side, before));
-            let is_replica = !member.is_multiple_of(plan.replicas(Side::Kv));
-            q.start == last.end && if is_replica { kv == kv_last } else { kv.start == kv_last.end }
-        }
-    };
-    let fits = q.len() == plan.block_heads(Side::Q) && kv.len() == plan.block_heads(Side::Kv);
-    match reads && fits && follows && is_whole(Side::Q) && is_whole(Side::Kv) && !q.is_empty() {
+    let follow = blocks.iter().all(|blocks| blocks.follow(member));
+    match reads && [q.len(), kv.len()] == fits && follow && !q.is_empty() {
         true => Ok(()),
         false => Err(Unproved::Heads(member)),
     }

@@ -6,8 +6,8 @@ use seamproof_oracle::{Side, Sink, TensorName};
 use super::clocks::touches;
 use super::error::PlanFault;
 use crate::check::touch::Access;
-use crate::schedule::Axes;
 use crate::schedule::plan::{Act, Extent, Launch, Launches, Loan, Own, Plan, Way};
+use crate::schedule::{Axes, Layer};
 
 /// A shape of a buffer: axes, rows, heads and elements.
 type Shape = (Axes, usize, usize, usize);
@@ -25,6 +25,10 @@ enum At {
     Rank,
     /// In the order of an exchange's members, with a block of heads.
     Ranked,
+    /// In a shard of a region, with all heads of the problem.
+    Shard,
+    /// In the shards of a region, one after the other.
+    Hidden,
 }
 
 impl<'p> Forms<'p> {
@@ -47,6 +51,10 @@ impl<'p> Forms<'p> {
             At::Ring => (piece, plan.block_heads(side)),
             At::Rank => (local, plan.all_heads(side)),
             At::Ranked => (plan.ranked_rows(side), plan.block_heads(side)),
+            At::Shard => (local.div_ceil(plan.region_ranks()), plan.hidden_heads(side)),
+            At::Hidden => {
+                (local.div_ceil(plan.region_ranks()) * plan.region_ranks(), plan.hidden_heads(side))
+            }
         };
         match tensor {
             Q | K | Dq | Dk => (Axes::Rows, rows, heads, dims.qk),
@@ -287,6 +295,23 @@ impl<'p> Forms<'p> {
                 self.has_rows(*from, Side::Kv, At::Ring)?;
                 self.alike(*from, *to)
             }
+            Act::GatherHidden { from, to } | Act::ScatterHidden { from: to, to: from } => {
+                self.region()?;
+                let side = self.side_of(*from, At::Shard)?;
+                self.has_rows(*to, side, At::Hidden)?;
+                self.same_elements(*from, *to)
+            }
+            Act::Linear { layer, side, from, to } => {
+                self.region()?;
+                let (hidden, own) = if *layer == Layer::Column { (from, to) } else { (to, from) };
+                self.has_rows(*hidden, *side, At::Hidden)?;
+                self.has_rows(*own, *side, At::Rank)?;
+                self.same_elements(*from, *to)
+            }
+            Act::Rotate { buffer, side, .. } => {
+                self.region()?;
+                self.has_rows(*buffer, *side, At::Rank)
+            }
             Act::GatherHeads { from, to } => {
                 self.is(*from, MaxLogit, At::Ring)?;
                 self.is(*to, MaxLogit, At::Rank)
@@ -299,6 +324,19 @@ impl<'p> Forms<'p> {
     fn same_elements(&self, one: Own, other: Own) -> Result<(), PlanFault> {
         let (a, b) = (self.of(one)?, self.of(other)?);
         if (a.0, a.3) == (b.0, b.3) { Ok(()) } else { Err(PlanFault::Shape(other.0)) }
+    }
+
+    fn region(&self) -> Result<(), PlanFault> {
+        match self.plan.region_ranks() {
+            1 => Err(PlanFault::Unknown("an operation of a region where there is none")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns a side of which a buffer has the rows.
+    fn side_of(&self, own: Own, at: At) -> Result<Side, PlanFault> {
+        let sides = [Side::Q, Side::Kv].into_iter();
+        sides.filter(|side| self.has_rows(own, *side, at).is_ok()).next().ok_or(PlanFault::Shape(own.0))
     }
 
     fn has_loan(&self, own: Own, loan: Loan) -> Result<(), PlanFault> {
@@ -323,6 +361,7 @@ impl<'p> Forms<'p> {
     fn extent(&self, own: Own, rows: Extent) -> Result<(), PlanFault> {
         match rows {
             Extent::Slots(side) => self.has_rows(own, side, At::Ring),
+            Extent::Shard(side) => self.has_rows(own, side, At::Shard),
             Extent::LocalSlots(side) | Extent::Held(side) => self.has_rows(own, side, At::Rank),
             Extent::Values if self.of(own)?.0 == Axes::Heads => Ok(()),
             Extent::All if self.of(own)?.0 != Axes::Heads => Ok(()),

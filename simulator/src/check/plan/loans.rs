@@ -21,8 +21,8 @@ pub(super) fn check(plan: &Plan<'_>) -> Result<(), Unproved> {
     let [shards, pieces] = plan.cuts(Side::Kv);
     let content = |cut, rank| rows(cut, rank).map_err(|_| wrong(rank, "a row is in no slot"));
     let of_ranks: Vec<Vec<Row>> =
-        (0..plan.ranks()).into_par_iter().map(|rank| content(shards, rank)).collect::<Result<_, _>>()?;
-    (0..plan.ranks()).into_par_iter().try_for_each(|rank| held(plan, rank, &of_ranks[rank]))?;
+        (0..plan.size()).into_par_iter().map(|rank| content(shards, rank)).collect::<Result<_, _>>()?;
+    (0..plan.size()).into_par_iter().try_for_each(|rank| held(plan, rank, &of_ranks[rank]))?;
     match plan.shared() {
         Some(_) => spread(plan, &content(pieces, 0)?),
         None => lent(plan, &of_ranks),
@@ -144,10 +144,10 @@ fn lent(plan: &Plan<'_>, content: &[Vec<Row>]) -> Result<(), Unproved> {
         Some([Ordered::new(&desk.lent)?, Ordered::new(&desk.holes)?])
     };
     let ordered = |rank| order(rank).ok_or(wrong(rank, "rows are sent in no order"));
-    let orders: Vec<[Ordered<'_>; 2]> = (0..plan.ranks()).map(ordered).collect::<Result<_, _>>()?;
-    let ranks = (0..plan.ranks()).into_par_iter();
+    let orders: Vec<[Ordered<'_>; 2]> = (0..plan.size()).map(ordered).collect::<Result<_, _>>()?;
+    let ranks = (0..plan.size()).into_par_iter();
     ranks.try_for_each(|rank| {
-        for other in 0..plan.ranks() {
+        for other in 0..plan.size() {
             let sides = orders[rank][0].of(other).zip(orders[other][1].of(rank));
             let (sent, holes) = sides.ok_or(wrong(rank, "rows of a member are not there"))?;
             let mut pairs = sent.iter().zip(holes);

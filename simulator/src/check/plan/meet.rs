@@ -59,6 +59,8 @@ fn is_meeting(act: &Act) -> bool {
         Act::Exchange { .. }
             | Act::AllToAll { .. }
             | Act::Trade { .. }
+            | Act::GatherHidden { .. }
+            | Act::ScatterHidden { .. }
             | Act::AllGather { .. }
             | Act::ReduceScatter { .. }
             | Act::GatherHeads { .. }
@@ -107,55 +109,56 @@ fn meet(plan: &Plan<'_>, walkers: &mut [Walker<'_>]) -> Result<(), Unproved> {
     Ok(())
 }
 
+/// Returns the ranks of a collective: the first one, how far each is from the next, and their number. In regions, the group
+/// has each collective of its own once for each rank of one.
+fn peers(plan: &Plan<'_>, rank: usize, act: &Act) -> impl Iterator<Item = usize> + use<> {
+    let (region, members) = (plan.region_ranks(), plan.members());
+    let of_place = region * members;
+    let [first, step, count] = match act {
+        Act::GatherHidden { .. } | Act::ScatterHidden { .. } => [rank - rank % region, 1, region],
+        Act::Trade { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. } => {
+            [rank % region, region, plan.size()]
+        }
+        Act::AllReduce { .. } => [rank % of_place, of_place, plan.places()],
+        _ => [rank - rank % of_place + rank % region, region, members],
+    };
+    (0..count).map(move |index| first + index * step)
+}
+
+/// Whether two operations are the same collective, with any buffers.
+fn are_alike(one: &Act, other: &Act) -> bool {
+    match (one, other) {
+        (
+            Act::AllToAll { side, way, landings, .. },
+            Act::AllToAll { side: of, way: other, landings: count, .. },
+        ) => (side, way, landings) == (of, other, count),
+        (Act::Trade { loan, .. }, Act::Trade { loan: of, .. }) => loan == of,
+        _ => discriminant(one) == discriminant(other),
+    }
+}
+
 /// Checks that the ranks that a rank waits for wait for it.
 fn met(plan: &Plan<'_>, acts: &[Option<Act>], rank: usize, act: Option<&Act>) -> Result<(), PlanFault> {
     let Some(act) = act else { return Err(PlanFault::Alone(rank)) };
-    let (place, members) = (plan.place(rank), plan.members());
-    let group = place * members..(place + 1) * members;
-    match *act {
-        Act::Exchange { to, from, .. } => {
-            // A rank of another ring has other heads.
-            let is_other = |peer: &u32| *peer as usize % members != rank % members;
-            if let Some(peer) = [to, from].into_iter().find(is_other) {
-                return Err(PlanFault::Stranger(peer as usize));
-            }
-            let peer = |rank: u32| acts.get(rank as usize).copied().flatten();
-            let is_received = matches!(peer(to), Some(Act::Exchange { from, .. }) if from as usize == rank);
-            let is_sent = matches!(peer(from), Some(Act::Exchange { to, .. }) if to as usize == rank);
-            let alone = |peer: u32| Err(PlanFault::Alone(peer as usize));
-            match (is_received && to as usize != rank, is_sent && from as usize != rank) {
-                (false, _) => alone(to),
-                (_, false) => alone(from),
-                _ => Ok(()),
-            }
-        }
-        Act::AllReduce { .. } => {
-            let mut ring = (rank % members..acts.len()).step_by(members);
-            let is_here = |other: &usize| matches!(acts[*other], Some(Act::AllReduce { .. }));
-            ring.find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
-        }
-        Act::AllToAll { side, way, landings, .. } => {
-            let is_here = |other: &usize| {
-                matches!(acts[*other], Some(Act::AllToAll { side: s, way: w, landings: l, .. })
-                    if (s, w, l) == (side, way, landings))
-            };
-            group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
-        }
-        Act::Trade { loan, .. } => {
-            let is_here =
-                |other: &Option<Act>| matches!(other, Some(Act::Trade { loan: of, .. }) if *of == loan);
-            acts.iter().position(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
-        }
-        Act::AllGather { .. } | Act::ReduceScatter { .. } => {
-            let is_here =
-                |other: &Option<Act>| other.is_some_and(|other| discriminant(&other) == discriminant(act));
-            acts.iter().position(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
-        }
-        Act::GatherHeads { .. } => {
-            let is_here = |other: &usize| matches!(acts[*other], Some(Act::GatherHeads { .. }));
-            group.clone().find(|other| !is_here(other)).map_or(Ok(()), |other| Err(PlanFault::Alone(other)))
-        }
-        _ => Err(PlanFault::Unknown("a meeting")),
+    let Act::Exchange { to, from, .. } = *act else {
+        let is_here = |other: &usize| acts[*other].is_some_and(|other| are_alike(act, &other));
+        let alone = peers(plan, rank, act).find(|other| !is_here(other));
+        return alone.map_or(Ok(()), |other| Err(PlanFault::Alone(other)));
+    };
+    // A rank of another ring has other heads.
+    let rings = plan.members() * plan.region_ranks();
+    let is_other = |peer: &u32| *peer as usize % rings != rank % rings;
+    if let Some(peer) = [to, from].into_iter().find(is_other) {
+        return Err(PlanFault::Stranger(peer as usize));
+    }
+    let peer = |rank: u32| acts.get(rank as usize).copied().flatten();
+    let is_received = matches!(peer(to), Some(Act::Exchange { from, .. }) if from as usize == rank);
+    let is_sent = matches!(peer(from), Some(Act::Exchange { to, .. }) if to as usize == rank);
+    let alone = |peer: u32| Err(PlanFault::Alone(peer as usize));
+    match (is_received && to as usize != rank, is_sent && from as usize != rank) {
+        (false, _) => alone(to),
+        (_, false) => alone(from),
+        _ => Ok(()),
     }
 }
 
@@ -167,6 +170,12 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
         }
         Some(Act::AllToAll { side, way, from, .. }) => {
             walker.values.give(from, side, way).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::GatherHidden { from, .. }) => {
+            walker.values.hidden(from).map(|value| [value, Value::Nothing])
+        }
+        Some(Act::ScatterHidden { from, .. }) => {
+            walker.values.summand(from).map(|value| [value, Value::Nothing])
         }
         Some(Act::Trade { loan, from, .. }) => {
             walker.values.lent(from, loan).map(|value| [value, Value::Nothing])
@@ -187,21 +196,14 @@ fn given(walker: &mut Walker<'_>) -> Result<[Value; 2], Unproved> {
 /// Returns for each rank what its collective brings: what all members of its group give, where zeros are a part of
 /// anything. Members that give different things bring nothing.
 fn combined(plan: &Plan<'_>, acts: &[Option<Act>], sent: &[[Value; 2]]) -> Vec<Value> {
-    let is_of_all =
-        |act: &Act| matches!(act, Act::Trade { .. } | Act::AllGather { .. } | Act::ReduceScatter { .. });
-    let members = if acts.iter().flatten().any(is_of_all) { plan.ranks() } else { plan.members() }.max(1);
-    let of_group = |group: &[[Value; 2]]| {
-        let all = group.iter().map(|[value, _]| *value);
+    let brings =
+        |act: &&Act| !matches!(act, Act::Exchange { .. } | Act::AllReduce { .. } | Act::GatherHeads { .. });
+    let of_rank = |(rank, act): (usize, &Option<Act>)| {
+        let act = act.as_ref().filter(brings)?;
+        let all = peers(plan, rank, act).map(|peer| sent[peer][0]);
         all.reduce(|a, b| both(a, b).unwrap_or(Value::Nothing))
     };
-    let brings =
-        |act: &Option<Act>| act.is_some_and(|act| is_of_all(&act) || matches!(act, Act::AllToAll { .. }));
-    let exchanges = acts.iter().any(brings);
-    if !exchanges {
-        return vec![Value::Nothing; acts.len()];
-    }
-    let groups = sent.chunks(members).map(|group| of_group(group).unwrap_or(Value::Nothing));
-    groups.flat_map(|value| (0..members).map(move |_| value)).collect()
+    acts.iter().enumerate().map(|act| of_rank(act).unwrap_or(Value::Nothing)).collect()
 }
 
 /// Returns what two members give together.
@@ -209,6 +211,7 @@ fn both(a: Value, b: Value) -> Option<Value> {
     match (a, b) {
         (Value::RankedResult(a), Value::RankedResult(b)) => joined(a, b).map(Value::RankedResult),
         (Value::RankedSum(a), Value::RankedSum(b)) => joined(a, b).map(Value::RankedSum),
+        (Value::Summand(a), Value::Summand(b)) => joined(a, b).map(Value::Summand),
         (Value::Loaned { of: a, loan, arrived }, Value::Loaned { of: b, loan: other, .. })
             if loan == other =>
         {
@@ -235,6 +238,14 @@ fn received(walker: &mut Walker<'_>, act: &Act, sent: &[[Value; 2]], group: Valu
                 values.write(Own(to.0.saturating_add(first)), Value::Landed { of, first, count: 1 })
             }),
             _ => Err(PlanFault::Unknown("an all-to-all of different results")),
+        },
+        Act::GatherHidden { to, .. } => match group {
+            Value::Hidden(tensor) => values.write(to, Value::AllHidden(tensor)),
+            _ => Err(PlanFault::Unknown("a gather of different hidden tensors")),
+        },
+        Act::ScatterHidden { to, .. } => match group {
+            Value::Summand(whole) => values.write(to, Value::Scattered(whole)),
+            _ => Err(PlanFault::Unknown("a sum of different hidden results")),
         },
         Act::Trade { to, .. } => match group {
             Value::Loaned { of, loan, .. } => {

@@ -18,6 +18,7 @@ mod clocks;
 mod dealt;
 mod error;
 mod form;
+mod hidden;
 mod launched;
 mod loans;
 mod meet;
@@ -48,6 +49,7 @@ pub struct PlanProof {
 pub fn prove_plan(plan: &Plan<'_>, programs: &dyn Programs) -> Result<PlanProof, Unproved> {
     dealt::check(plan)?;
     loans::check(plan)?;
+    hidden::check(plan)?;
     let forms = Forms::new(plan);
     let alone = (0..plan.ranks()).into_par_iter().map(|rank| alone(plan, &forms, programs, rank));
     let sum = |a: PlanProof, b: PlanProof| PlanProof {
@@ -95,7 +97,7 @@ fn alone(
 fn works(plan: &Plan<'_>, rank: usize, op: &Op) -> usize {
     match &op.act {
         Act::Exchange { .. } => 2,
-        Act::Repay { .. } => plan.desks().get(rank).map_or(0, |desk| desk.lent.turns().len()),
+        Act::Repay { .. } => plan.desks().get(plan.member(rank)).map_or(0, |desk| desk.lent.turns().len()),
         Act::Unspread { .. } => 2 + plan.shared().map_or(0, |shared| shared.lent.len()),
         // A launch, and three sums.
         Act::AttendBackwardEach { launches, .. } => 4 * plan.each_launch(plan.place(rank), launches).count(),
@@ -113,7 +115,8 @@ pub fn is_plan(plan: &Plan<'_>, programs: &dyn Programs, schedule: &Schedule) ->
     };
     whole("the members", schedule.members == ranks)?;
     whole("the number of ranks", schedule.ranks.len() == plan.problem().parallel.all_of_world())?;
-    whole("the regions", schedule.sequence_parallel.is_none())?;
+    let region = Some(plan.region_ranks()).filter(|ranks| *ranks > 1);
+    whole("the regions", schedule.sequence_parallel == region)?;
     let communicators: Vec<Vec<usize>> =
         plan.communicators().into_iter().map(|members| members.into_iter().map(in_world).collect()).collect();
     whole("the communicators", schedule.communicators == communicators)?;

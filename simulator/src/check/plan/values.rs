@@ -13,7 +13,8 @@ use seamproof_oracle::{Side, Sink, TensorName};
 
 use super::error::PlanFault;
 use crate::schedule::plan::{Act, Extent, Launch, Loan, Own, Plan, Way};
-use crate::schedule::{FillValue, MergeStyle, Role};
+use crate::schedule::rotates;
+use crate::schedule::{FillValue, Layer, MergeStyle, Role};
 
 /// What buffers hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,18 @@ pub(super) enum Value {
     Zero(Extent),
     /// −∞.
     NegInfinity(Extent),
+    /// A rank's shard of a hidden input.
+    Hidden(TensorName),
+    /// The shards of a region.
+    AllHidden(TensorName),
+    /// An input of a rank's heads that is not rotated yet.
+    Straight(TensorName),
+    /// A whole result that is rotated back.
+    Turned(Whole),
+    /// A summand of hidden rows of a result.
+    Summand(Whole),
+    /// A rank's shard of a result.
+    Scattered(Whole),
     /// A rank's own input, as it is dealt.
     Local(TensorName),
     /// An input of every member of an exchange, one after the other, of the rank's heads.
@@ -86,6 +99,12 @@ impl fmt::Display for Value {
             Value::Ranked(tensor) => write!(f, "{tensor} in rank order"),
             Value::Input(tensor, of) => write!(f, "{tensor} of member {of}"),
             Value::Part(tensor, launch) => write!(f, "{tensor} of {launch:?}"),
+            Value::Hidden(tensor) => write!(f, "a shard of {tensor}"),
+            Value::AllHidden(tensor) => write!(f, "the shards of {tensor}"),
+            Value::Straight(tensor) => write!(f, "{tensor}, not rotated"),
+            Value::Turned(whole) => write!(f, "{whole}, rotated back"),
+            Value::Summand(whole) => write!(f, "a summand of {whole}"),
+            Value::Scattered(whole) => write!(f, "a shard of {whole}"),
             Value::Holed(tensor) => write!(f, "{tensor} without the keys that sequences borrow"),
             Value::Loaned { of, loan, arrived } => {
                 let arrived = if *arrived { "that have arrived" } else { "to be sent" };
@@ -125,6 +144,9 @@ impl Value {
                 | Value::Sum { .. }
                 | Value::Final
                 | Value::Repaid(_)
+                | Value::Turned(_)
+                | Value::Summand(_)
+                | Value::Scattered(_)
                 | Value::Loaned { arrived: true, .. }
                 | Value::RankedResult(_)
                 | Value::RankedSum(_)
@@ -143,6 +165,21 @@ impl Value {
 /// Returns the side of a tensor with rows.
 fn side(tensor: TensorName) -> Side {
     crate::check::shape::side(tensor).unwrap_or(Side::Q)
+}
+
+/// Returns an input as a rank has it at the beginning, or behind the layers of a region.
+fn dealt(plan: &Plan<'_>, tensor: TensorName, place: u32) -> Value {
+    match tensor {
+        _ if plan.lends() && side(tensor) == Side::Kv => Value::Holed(tensor),
+        TensorName::Sink => Value::Local(tensor),
+        _ if plan.has_exchange() || plan.gathers() && side(tensor) == Side::Kv => Value::Local(tensor),
+        _ => Value::Input(tensor, place),
+    }
+}
+
+/// Whether a value is a gradient that must be rotated back before it leaves a region.
+fn needs_turn(tensor: TensorName, value: Value) -> bool {
+    rotates(tensor) && !matches!(value, Value::Turned(_))
 }
 
 /// Whether zeros in these rows are the beginning of a sum of a side.
@@ -166,10 +203,9 @@ impl<'p> Values<'p> {
     pub(super) fn new(plan: &'p Plan<'p>, rank: usize) -> Values<'p> {
         let place = plan.place(rank) as u32;
         let held = plan.buffers().iter().map(|buffer| match buffer.role {
-            Role::Input(tensor) if plan.lends() && side(tensor) == Side::Kv => Value::Holed(tensor),
-            Role::Input(tensor) if plan.has_exchange() || tensor == TensorName::Sink => Value::Local(tensor),
-            Role::Input(tensor) if plan.gathers() && side(tensor) == Side::Kv => Value::Local(tensor),
-            Role::Input(tensor) => Value::Input(tensor, place),
+            Role::Input(tensor) if plan.hides(tensor) => Value::Hidden(tensor),
+            Role::Input(tensor) => dealt(plan, tensor, place),
+            Role::Output(tensor) if plan.hides(tensor) => Value::Closed,
             Role::Output(tensor) if plan.shares() && side(tensor) == Side::Kv => Value::Closed,
             _ => Value::Nothing,
         });
@@ -379,8 +415,49 @@ impl<'p> Values<'p> {
                 self.put(from, Value::Taken);
                 self.write(to, Value::Repaid(whole))
             }
+            Act::Linear { layer: Layer::Column, side: of, from, to } => match self.get(from) {
+                Value::AllHidden(tensor) if side(tensor) == of && rotates(tensor) => {
+                    self.write(to, Value::Straight(tensor))
+                }
+                Value::AllHidden(tensor) if side(tensor) == of => {
+                    self.write(to, dealt(self.plan, tensor, self.place))
+                }
+                _ => Err(self.holds(from, "the shards of an input of the side")),
+            },
+            Act::Linear { layer: Layer::Row, side: of, from, to } => {
+                let whole = match self.get(from) {
+                    Value::Turned(whole) => whole,
+                    _ => self.result(from)?,
+                };
+                if whole.side() != of
+                    || matches!(whole, Whole::Of(tensor) if needs_turn(tensor, self.get(from)))
+                {
+                    return Err(self.holds(from, "a result of the side that is rotated back"));
+                }
+                if matches!(self.get(from), Value::Turned(_)) {
+                    self.put(from, Value::Taken);
+                }
+                self.write(to, Value::Summand(whole))
+            }
+            Act::Rotate { buffer, side: of, inverse: false } => match self.get(buffer) {
+                Value::Straight(tensor) if side(tensor) == of => {
+                    self.put(buffer, dealt(self.plan, tensor, self.place));
+                    Ok(())
+                }
+                _ => Err(self.holds(buffer, "an input of the side that is not rotated")),
+            },
+            Act::Rotate { buffer, side: of, inverse: true } => {
+                let whole = self.result(buffer)?;
+                if whole.side() != of || matches!(whole, Whole::Of(tensor) if !rotates(tensor)) {
+                    return Err(self.holds(buffer, "a result of the side that is rotated"));
+                }
+                self.put(buffer, Value::Turned(whole));
+                Ok(())
+            }
             Act::Record(_) | Act::Wait(_) => Ok(()),
-            Act::Exchange { .. }
+            Act::GatherHidden { .. }
+            | Act::ScatterHidden { .. }
+            | Act::Exchange { .. }
             | Act::Trade { .. }
             | Act::AllToAll { .. }
             | Act::AllGather { .. }
@@ -403,6 +480,35 @@ impl<'p> Values<'p> {
         }
         self.put(lse, Value::Final);
         Ok(())
+    }
+
+    /// Returns which whole result a buffer holds, that takes no more.
+    fn result(&mut self, own: Own) -> Result<Whole, PlanFault> {
+        let tensor = match self.get(own) {
+            Value::Done(whole) => return Ok(whole),
+            Value::Sum { tensor, .. } | Value::Written { tensor, .. } => tensor,
+            Value::Zero(Extent::Slots(Side::Q)) => TensorName::Out,
+            _ => return Err(self.holds(own, "a whole result")),
+        };
+        self.whole(own, tensor)
+    }
+
+    /// Returns a shard that a rank gives to its region.
+    pub(super) fn hidden(&self, own: Own) -> Result<Value, PlanFault> {
+        match self.get(own) {
+            value @ Value::Hidden(_) => Ok(value),
+            _ => Err(self.holds(own, "a shard of an input")),
+        }
+    }
+
+    /// Returns the summand that a rank gives to a sum over its region.
+    pub(super) fn summand(&mut self, own: Own) -> Result<Value, PlanFault> {
+        let value = self.get(own);
+        if !matches!(value, Value::Summand(_)) {
+            return Err(self.holds(own, "a summand of hidden rows"));
+        }
+        self.put(own, Value::Taken);
+        Ok(value)
     }
 
     /// Returns an input as launches or exchanges want it, with the keys that sequences borrow.
@@ -519,6 +625,7 @@ impl<'p> Values<'p> {
                 self.whole(from, tensor)?
             }
             (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
+            (Value::Scattered(whole), Extent::Shard(of)) if whole.side() == of => whole,
             (value @ Value::Holed(_), Extent::All) if self.plan.lends() => return self.write(to, value),
             (Value::Done(whole @ Whole::Of(tensor)), Extent::Held(Side::Q)) if tensor == TensorName::Dq => {
                 whole
@@ -540,8 +647,7 @@ impl<'p> Values<'p> {
             _ => return Err(self.holds(from, "a whole sum or landing of the side")),
         };
         self.put(from, Value::Taken);
-        if rows == Extent::Held(Side::Kv) {
-            self.expect(to, Value::Closed)?;
+        if matches!(rows, Extent::Held(Side::Kv) | Extent::Shard(_)) && self.get(to) == Value::Closed {
             self.put(to, Value::Nothing);
         }
         self.write(to, Value::Done(whole))

@@ -2,7 +2,7 @@
 
 use seamproof_oracle::Side;
 
-use crate::schedule::{FillValue, MergeStyle};
+use crate::schedule::{FillValue, Layer, MergeStyle};
 
 /// A buffer of a rank, by its index in [`Plan::buffers`](super::Plan::buffers). Every rank has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +44,8 @@ pub enum Extent {
     LocalSlots(Side),
     /// The rows that a rank's pieces of a side have and no sequence borrows, padding included.
     Held(Side),
+    /// The rows of a rank's shard in a region that sequences own, padding included.
+    Shard(Side),
     /// Every row.
     All,
     /// The values of a buffer without rows.
@@ -304,6 +306,40 @@ pub enum Act {
         from: Own,
         /// The sums.
         to: Own,
+    },
+    /// Gathers the hidden rows of a region.
+    GatherHidden {
+        /// The rank's shard.
+        from: Own,
+        /// The rows of all shards.
+        to: Own,
+    },
+    /// Sums hidden rows over a region, and gives each rank its shard.
+    ScatterHidden {
+        /// The rows of all shards.
+        from: Own,
+        /// The rank's shard.
+        to: Own,
+    },
+    /// Makes a rank's heads of hidden rows, or a summand of hidden rows of these.
+    Linear {
+        /// Which of the two.
+        layer: Layer,
+        /// The side.
+        side: Side,
+        /// The buffer that is read.
+        from: Own,
+        /// The buffer that is written.
+        to: Own,
+    },
+    /// Rotates the rows of every sequence by their positions, or back.
+    Rotate {
+        /// The buffer.
+        buffer: Own,
+        /// The side.
+        side: Side,
+        /// Whether back.
+        inverse: bool,
     },
     /// Gathers a statistic of every member's query heads into one of all heads.
     GatherHeads {

@@ -19,10 +19,10 @@ const MARKS_OF_TENSOR: u32 = 2;
 
 /// A tensor of the plan inside that is no input or result of the plan around it.
 #[derive(Debug)]
-pub(super) struct Inside {
+struct Inside {
     name: TensorName,
-    pub(super) inside: Own,
-    pub(super) outside: Own,
+    inside: Own,
+    outside: Own,
     /// The rows that are sent and those that arrive, with the marks of both; none for dq.
     loans: Option<([Own; 2], [Mark; 2])>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Inside {
 #[derive(Debug)]
 pub(super) struct LendPlan {
     /// K and V, and then gradients.
-    pub(super) tensors: Vec<Inside>,
+    tensors: Vec<Inside>,
     /// What each rank lends and borrows.
     pub(super) desks: Vec<Desk>,
     /// Around the plan inside in each pass.
@@ -71,6 +71,12 @@ impl LendPlan {
         let tensors = tensors.collect();
         let barriers = [0, 1].map(|_| Barrier::new(&mut next, streams));
         LendPlan { tensors, desks: desks(problem, &shards.kv), barriers }
+    }
+
+    /// Returns the buffer of an input or result around the plan that has this one inside.
+    pub(super) fn outside(&self, inside: BufferId) -> BufferId {
+        let found = self.tensors.iter().find(|tensor| usize::from(tensor.inside.0) == inside.0);
+        found.map_or(inside, |tensor| BufferId(tensor.outside.0.into()))
     }
 
     /// Returns the number of marks, those of the plan inside among them.

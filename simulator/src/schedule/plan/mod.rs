@@ -16,9 +16,10 @@
 //! |---|---|
 //! | ring, all-to-all, hierarchical | every balance |
 //! | all-gather | every balance |
+//! | around them | keys that sequences share, sequence-parallel regions |
 //!
-//! There is none for a single rank, keys that sequences share and sequence-parallel regions. In the order
-//! [`MergeOrder::Deferred`] there is none for an all-gather, and for gradients in FP8.
+//! There is none for a single rank. In the order [`MergeOrder::Deferred`] there is none for an all-gather, and for a ring
+//! with gradients in FP8.
 
 mod act;
 mod barrier;
@@ -26,6 +27,7 @@ mod exchange;
 mod gather;
 mod lend;
 mod pairs;
+mod region;
 mod ring;
 mod striped;
 mod unroll;
@@ -34,6 +36,7 @@ mod whole;
 use std::borrow::Cow;
 use std::ops::Range;
 
+use seamproof_oracle::TensorName::{self, Dk, Dout, Dq, Dv, K, Out, Q, V};
 use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
 
 pub use act::{Act, Extent, Launch, Launches, Loan, Mark, Op, Own, STREAMS, Way};
@@ -46,6 +49,8 @@ use super::hierarchical::joined;
 pub(crate) use super::lending::Counter;
 use super::lending::{Desk, alone};
 use super::program::{Buffer, BufferId, KeySource, MergeOrder, SegmentSource};
+pub(crate) use super::sequence_parallel::rotated;
+use super::sequence_parallel::{hidden, of_member};
 use super::shared::SharedRows;
 use super::tables;
 use crate::shard::ShardedSide;
@@ -53,6 +58,7 @@ use exchange::Exchanged;
 use gather::{GatherLaunches, GatherPlan};
 use lend::LendPlan;
 use pairs::Lowering;
+use region::RegionPlan;
 use ring::{RingPlan, RingShape};
 use whole::WholePlan;
 
@@ -83,6 +89,9 @@ pub trait Programs: Sync {
 #[derive(Debug)]
 pub struct Plan<'a> {
     problem: &'a Problem,
+    /// The problem with the heads of a rank of a region; the same where there is none.
+    own: Cow<'a, Problem>,
+    region: Option<RegionPlan>,
     /// Both sides, cut over all ranks.
     shards: Shards,
     /// Both sides, cut over the members of a ring; whole sequences where no ring is.
@@ -105,46 +114,18 @@ pub struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Returns the plan of a problem's own algorithm whose rings merge in an order.
     pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
-        let algorithm = problem.parallel.algorithm;
-        let members = match algorithm {
-            _ if problem.parallel.region > 1 => return Err(PlanError::None("sequence-parallel regions")),
-            Algorithm::AllGather if order == MergeOrder::Deferred => {
-                return Err(PlanError::None("an all-gather in the deferred order"));
-            }
-            Algorithm::Ring | Algorithm::AllGather => 1,
-            Algorithm::Hierarchical { all_to_all } => all_to_all,
-            Algorithm::AllToAll => problem.parallel.size(),
-            _ => return Err(PlanError::None("this algorithm")),
-        };
+        let (algorithm, region) = (problem.parallel.algorithm, problem.parallel.region);
+        let members = members(problem, order)?;
+        let deal = HeadDeal::new(problem.heads, region)?;
+        let own = if region > 1 { Cow::Owned(of_member(problem, &deal, 0)?) } else { Cow::Borrowed(problem) };
+        let (outside, problem) = (problem, &*own);
         let heads = HeadDeal::new(problem.heads, members)?;
         let shards = Shards::new(problem)?;
-        let (pieces, lowering) = match algorithm {
-            Algorithm::Ring => of_steps(shards.of_ring()),
-            Algorithm::AllToAll => (tables::whole_sequences(&shards), Lowering::Whole),
-            Algorithm::AllGather => {
-                let whole = tables::whole_sequences(&shards);
-                let is_apart = shards.q.cp > 1 && shards.q.balance == (Balance::Striped { stripe: 1 });
-                let lowering = if is_apart { Lowering::Rows } else { Lowering::Prefix };
-                (Shards { q: shards.q.clone(), kv: whole.kv }, lowering)
-            }
-            _ => of_steps(joined_sides(&shards, members).of_ring()),
-        };
-        let parts = lowering.parts(&pieces);
-        if parts.iter().any(|parts| *parts >= usize::from(u16::MAX)) {
-            return Err(PlanError::None("more pieces of a slot than can be numbered"));
-        }
-        if matches!(lowering, Lowering::Prefix | Lowering::Rows) {
-            if build::slots(&pieces.q).is_empty() {
-                return Err(PlanError::None("an all-gather without queries"));
-            }
-        }
+        let (pieces, lowering) = pieces(algorithm, &shards, members);
+        let parts = parts(&pieces, lowering)?;
         let told = SegmentSource::told(problem.mask, &pieces, 0, KeySource::Of(0))
             .filter(|_| order == MergeOrder::Deferred);
-        let is_apart = lowering == Lowering::Rows;
-        let mut pairs = vec![PiecePairs::new(&problem.mask, &pieces, (lowering, told.is_some()))?];
-        if is_apart && problem.pass == Pass::Backward {
-            pairs.push(PiecePairs::new(&problem.mask, &shards, (Lowering::Residues, false))?);
-        }
+        let pairs = pairs(problem, [&shards, &pieces], (lowering, told.is_some()))?;
         let shares = !problem.sharing.is_empty();
         let shared = SharedRows::of(problem, |sequence| shards.kv.gathered(sequence))
             .filter(|_| algorithm == Algorithm::AllGather);
@@ -161,7 +142,7 @@ impl<'a> Plan<'a> {
             Algorithm::AllToAll => CoreShape::Whole(told.as_ref()),
             _ => CoreShape::Ring(RingShape { steps, key_parts: parts[1], order, told: told.as_ref() }),
         };
-        let launches = match is_apart {
+        let launches = match lowering == Lowering::Rows {
             true => GatherLaunches::Residues(shards.kv.cp as u16),
             false => GatherLaunches::Parts(parts[0] as u16),
         };
@@ -183,12 +164,24 @@ impl<'a> Plan<'a> {
         let of_inside = (core.events(), &streams[..]);
         let lend = (shares && shared.is_none())
             .then(|| LendPlan::new(&mut builder, problem, (&shards, &local), of_inside));
+        let events = lend.as_ref().map_or(core.events(), LendPlan::events);
+        let of_inside = (events, &streams_around(&streams, lend.is_some())[..]);
+        let region = (region > 1).then(|| {
+            RegionPlan::new(
+                &mut builder,
+                (region, deal, outside.heads),
+                &tensors(&local, lend.as_ref()),
+                of_inside,
+            )
+        });
         let buffers = builder.finish().buffers;
         if buffers.len() > usize::from(u16::MAX) {
             return Err(PlanError::None("more buffers of a rank than can be numbered"));
         }
         Ok(Plan {
-            problem,
+            problem: outside,
+            own: own.clone(),
+            region,
             shards,
             pieces,
             members,
@@ -210,7 +203,47 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
+        self.size() * self.region_ranks()
+    }
+
+    /// Returns the number of ranks of a sequence-parallel region; 1 where there is none.
+    pub fn region_ranks(&self) -> usize {
+        self.region.as_ref().map_or(1, |region| region.ranks)
+    }
+
+    /// Returns the number of members of the group: of ranks that have rows of their own.
+    pub fn size(&self) -> usize {
         self.shards.q.cp
+    }
+
+    /// Returns the member of the group whose rows a rank has.
+    pub fn member(&self, rank: usize) -> usize {
+        rank / self.region_ranks()
+    }
+
+    /// Returns the heads of a rank of a region, by its place there.
+    pub(crate) fn region_heads(&self, side: Side, place: usize) -> Option<Range<usize>> {
+        self.region.as_ref().map(|region| region.deal.of(side, place))
+    }
+
+    /// Returns the number of ranks of a region that have each head of a side.
+    pub(crate) fn region_replicas(&self, side: Side) -> usize {
+        self.region.as_ref().map_or(1, |region| region.deal.replicas(side))
+    }
+
+    /// Returns the number of heads of a side in hidden rows.
+    pub fn hidden_heads(&self, side: Side) -> usize {
+        if side == Side::Q { self.problem.heads.q } else { self.problem.heads.kv }
+    }
+
+    /// Returns the problem with the heads of a rank of a region.
+    pub(crate) fn own(&self) -> &Problem {
+        &self.own
+    }
+
+    /// Whether a tensor is an input or result of a rank as hidden rows.
+    pub(crate) fn hides(&self, tensor: TensorName) -> bool {
+        self.region.is_some() && hidden(tensor).is_some()
     }
 
     /// Returns the number of ranks of an exchange, which are one member of a ring together.
@@ -246,7 +279,7 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of rows of a side in rank order.
     pub fn ranked_rows(&self, side: Side) -> usize {
-        self.rows(side) * if self.gathers() { self.ranks() } else { self.members }
+        self.rows(side) * if self.gathers() { self.size() } else { self.members }
     }
 
     /// Both sides as ranks hold them, and as members of a ring do.
@@ -267,8 +300,8 @@ impl<'a> Plan<'a> {
     /// Returns the number of heads of a side.
     pub fn all_heads(&self, side: Side) -> usize {
         match side {
-            Side::Q => self.problem.heads.q,
-            Side::Kv => self.problem.heads.kv,
+            Side::Q => self.own.heads.q,
+            Side::Kv => self.own.heads.kv,
         }
     }
 
@@ -289,12 +322,13 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of sections before the core of a pass, and behind it.
     fn around(&self) -> usize {
-        usize::from(self.lend.is_some()) + usize::from(self.exchange.is_some())
+        let all = [self.region.is_some(), self.lend.is_some(), self.exchange.is_some()];
+        all.into_iter().map(usize::from).sum()
     }
 
     /// Returns a rank's place in its ring.
     pub fn place(&self, rank: usize) -> usize {
-        rank / self.members
+        self.member(rank) / self.members
     }
 
     /// Returns a rank's buffers. Their rank is 0.
@@ -331,7 +365,8 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of marks of a rank.
     pub fn events(&self) -> usize {
-        self.lend.as_ref().map_or(self.core.events(), LendPlan::events)
+        let inside = self.lend.as_ref().map_or(self.core.events(), LendPlan::events);
+        self.region.as_ref().map_or(inside, RegionPlan::events)
     }
 
     /// Whether sequences share keys.
@@ -411,6 +446,11 @@ impl<'a> Plan<'a> {
 
     /// Appends the section before the core that is around all sections from it on.
     fn begin(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+        let depth = match (&self.region, depth) {
+            (None, depth) => depth,
+            (Some(region), 0) => return region.enter(is_backward, to),
+            (Some(_), depth) => depth - 1,
+        };
         match (&self.lend, &self.exchange, is_backward) {
             (Some(lend), _, false) if depth == 0 => lend.begin(to),
             (Some(lend), _, true) if depth == 0 => lend.begin_backward(to),
@@ -422,6 +462,11 @@ impl<'a> Plan<'a> {
 
     /// Appends the section behind the core that belongs to one before it.
     fn end(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+        let depth = match (&self.region, depth) {
+            (None, depth) => depth,
+            (Some(region), 0) => return region.leave(is_backward, to),
+            (Some(_), depth) => depth - 1,
+        };
         match (&self.lend, &self.exchange, is_backward) {
             (Some(lend), _, false) if depth == 0 => lend.end(to),
             (Some(lend), _, true) if depth == 0 => lend.end_backward(to),
@@ -526,6 +571,74 @@ impl Core {
             Core::Whole(_) | Core::Gather(_) => 1,
         }
     }
+}
+
+/// Returns the number of ranks of an exchange, which are one member of a ring together.
+fn members(problem: &Problem, order: MergeOrder) -> Result<usize, PlanError> {
+    match problem.parallel.algorithm {
+        Algorithm::AllGather if order == MergeOrder::Deferred => {
+            Err(PlanError::None("an all-gather in the deferred order"))
+        }
+        Algorithm::Ring | Algorithm::AllGather => Ok(1),
+        Algorithm::Hierarchical { all_to_all } => Ok(all_to_all),
+        Algorithm::AllToAll => Ok(problem.parallel.size()),
+        Algorithm::Single => Err(PlanError::None("a single rank")),
+    }
+}
+
+/// Returns both sides as the core has them, with the manner in which their segments are made.
+fn pieces(algorithm: Algorithm, shards: &Shards, members: usize) -> (Shards, Lowering) {
+    match algorithm {
+        Algorithm::AllToAll => (tables::whole_sequences(shards), Lowering::Whole),
+        Algorithm::AllGather => {
+            let whole = tables::whole_sequences(shards);
+            let is_apart = shards.q.cp > 1 && shards.q.balance == (Balance::Striped { stripe: 1 });
+            let lowering = if is_apart { Lowering::Rows } else { Lowering::Prefix };
+            (Shards { q: shards.q.clone(), kv: whole.kv }, lowering)
+        }
+        Algorithm::Hierarchical { .. } => of_steps(joined_sides(shards, members).of_ring()),
+        Algorithm::Ring | Algorithm::Single => of_steps(shards.of_ring()),
+    }
+}
+
+/// Returns the number of parts of a slot of queries and of a slot of keys, if they can be numbered.
+fn parts(pieces: &Shards, lowering: Lowering) -> Result<[usize; 2], PlanError> {
+    let gathers = matches!(lowering, Lowering::Prefix | Lowering::Rows);
+    if gathers && build::slots(&pieces.q).is_empty() {
+        return Err(PlanError::None("an all-gather without queries"));
+    }
+    let parts = lowering.parts(pieces);
+    match parts.iter().all(|parts| *parts < usize::from(u16::MAX)) {
+        true => Ok(parts),
+        false => Err(PlanError::None("more pieces of a slot than can be numbered")),
+    }
+}
+
+/// Returns the pairs of pieces in the forward, and in the backward where they are others.
+fn pairs(
+    problem: &Problem,
+    [shards, pieces]: [&Shards; 2],
+    (lowering, is_told): (Lowering, bool),
+) -> Result<Vec<PiecePairs>, WrongSegments> {
+    let mut pairs = vec![PiecePairs::new(&problem.mask, pieces, (lowering, is_told))?];
+    if lowering == Lowering::Rows && problem.pass == Pass::Backward {
+        pairs.push(PiecePairs::new(&problem.mask, shards, (Lowering::Residues, false))?);
+    }
+    Ok(pairs)
+}
+
+/// Returns the buffers of inputs and results that a region hides.
+fn tensors(local: &Local, lend: Option<&LendPlan>) -> Vec<(TensorName, BufferId)> {
+    let forward = [(K, local.k), (V, local.v), (Q, local.q), (Out, local.out)];
+    let backward = local.backward.map(|to| [(Dout, to.dout), (Dq, to.dq), (Dk, to.dk), (Dv, to.dv)]);
+    let all = forward.into_iter().chain(backward.into_iter().flatten());
+    all.map(|(name, buffer)| (name, lend.map_or(buffer, |lend| lend.outside(buffer)))).collect()
+}
+
+/// Returns the streams other than the first one, with those of loans around.
+fn streams_around(streams: &[u8], lends: bool) -> Vec<u8> {
+    let loans = (lends && !streams.contains(&2)).then_some(2);
+    streams.iter().copied().chain(loans).collect()
 }
 
 /// Returns pieces with the manner in which a ring's steps have them.

@@ -296,7 +296,8 @@ impl Plan<'_> {
     /// Returns the rank at another place of a rank's ring, counted round.
     fn neighbour(&self, rank: usize, ahead: usize) -> u32 {
         let place = (self.place(rank) + ahead) % self.places();
-        (place * self.members + rank % self.members) as u32
+        let of_place = self.members * self.region_ranks();
+        (place * of_place + rank % of_place) as u32
     }
 
     fn sees(&self, place: usize, queries: Range<usize>, owner: usize, keys: usize) -> bool {

@@ -6,6 +6,7 @@ use seamproof_oracle::sharding::{PlacedRun, held};
 use seamproof_oracle::{Run, Side};
 
 use super::act::{Act, Extent, Launch, Loan, Mark, Op, Own, Way};
+use super::region::RegionPlan;
 use super::ring::RingPlan;
 use super::{Core, Plan, Programs};
 use crate::schedule::all_gather;
@@ -21,6 +22,7 @@ use crate::schedule::program::{
     Placement, RankProgram, Reduction, Region, RowPair, Schedule, SegmentSource, Step, Work,
 };
 use crate::schedule::ring::{RingCore, owned};
+use crate::schedule::sequence_parallel::{cut, rotated};
 use crate::schedule::tables::Told;
 use crate::{AttentionCall, RowPolicy};
 
@@ -103,31 +105,59 @@ impl Plan<'_> {
         let mut names = Names::default();
         operations.iter_mut().for_each(|Operation { work, .. }| names.rename(work));
         let mut builder = Builder::new(1);
-        let sinks = self.heads.sinks(self.problem, rank % self.members);
-        build::local_with_sinks(&mut builder, self.problem, &self.shards, rank, sinks);
+        let member = self.member(rank);
+        let sinks = self.heads.sinks(&self.own, member % self.members);
+        build::local_with_sinks(&mut builder, &self.own, &self.shards, member, sinks);
         let mut placements = builder.finish().placements;
-        placements.iter_mut().for_each(|placed| placed.buffer = self.outside(placed.buffer));
+        if let Some(lend) = &self.lend {
+            placements.iter_mut().for_each(|placed| placed.buffer = lend.outside(placed.buffer));
+        }
+        if let Some(region) = &self.region {
+            placements = self.hidden_placements(region, rank, placements);
+        }
         let buffers = self.own_buffers(rank, &mut operations, &mut placements);
         PlannedRank { buffers, placements, program: RankProgram { operations, backward } }
     }
 
-    /// Returns the buffer of an input or result around the plan that has this one inside.
-    fn outside(&self, inside: BufferId) -> BufferId {
-        let tensors = self.lend.iter().flat_map(|lend| &lend.tensors);
-        let found = tensors.into_iter().find(|tensor| usize::from(tensor.inside.0) == inside.0);
-        found.map_or(inside, |tensor| BufferId(tensor.outside.0.into()))
+    /// Returns the placements of a rank in a region, where those of its heads are given.
+    fn hidden_placements(&self, region: &RegionPlan, rank: usize, all: Vec<Placement>) -> Vec<Placement> {
+        let place = rank % region.ranks;
+        let first = region.deal.of(Side::Q, place).start;
+        let seen = all.into_iter().filter(|placed| !self.hides(placed.tensor));
+        let seen = seen.map(|placed| {
+            let heads = first + placed.heads.start..first + placed.heads.end;
+            Placement { heads, ..placed }
+        });
+        let heads = self.problem.heads;
+        let hidden = region.placed().map(|(tensor, own)| {
+            let (side, buffer) = (tensor.side(), BufferId(own.0.into()));
+            let heads = 0..if side == Side::Q { heads.q } else { heads.kv };
+            Placement { tensor, buffer, heads, rows: self.shard(rank, side) }
+        });
+        seen.chain(hidden).collect()
+    }
+
+    /// Returns the rows of a member of the group that are inputs and results.
+    pub(crate) fn placed(&self, member: usize, side: Side) -> Vec<PlacedRun> {
+        held(&self.own, side, self.shards.of(side).placed(member).into_iter())
+    }
+
+    /// Returns the rows of a rank's shard in its region that sequences own.
+    pub(crate) fn shard(&self, rank: usize, side: Side) -> Vec<PlacedRun> {
+        let (place, rows) = (rank % self.region_ranks(), self.rows(side).div_ceil(self.region_ranks()));
+        let shard = place * rows..(place + 1) * rows;
+        self.placed(self.member(rank), side).iter().filter_map(|placed| cut(placed, &shard)).collect()
     }
 
     /// Returns the rows of one side of a rank's loans.
     fn counter(&self, rank: usize, loan: Loan) -> Option<&Counter> {
-        let desk = self.desks().get(rank)?;
+        let desk = self.desks().get(self.member(rank))?;
         Some(if loan == Loan::Lent { &desk.lent } else { &desk.holes })
     }
 
-    /// Returns a rank's rows of a side that no sequence borrows, padding included.
-    pub(crate) fn held(&self, rank: usize, side: Side) -> Vec<Run> {
-        let placed = held(self.problem, side, self.shards.of(side).placed(rank).into_iter());
-        placed.into_iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..local }).collect()
+    /// Returns a member's rows of a side that no sequence borrows, padding included.
+    pub(crate) fn held(&self, member: usize, side: Side) -> Vec<Run> {
+        owned_rows(self.placed(member, side))
     }
 
     /// Returns the buffers of a rank, without those of launches that it does not make, and numbers them anew.
@@ -169,6 +199,7 @@ impl Plan<'_> {
     pub fn unroll(&self, programs: &dyn Programs) -> Schedule {
         let mut schedule = Builder::new(self.ranks()).finish();
         schedule.communicators = self.communicators();
+        schedule.sequence_parallel = self.region.as_ref().map(|region| region.ranks);
         for rank in 0..self.ranks() {
             let first = schedule.buffers.len();
             let PlannedRank { buffers, placements, mut program } = self.rank(programs, rank);
@@ -185,8 +216,28 @@ impl Plan<'_> {
 
     /// Returns the communicators: all ranks, and where exchanges are around a ring, those of each exchange and then those
     /// of each ring. Ranks are places in the group.
+    /// In regions, the group has them once for each rank of one, behind all ranks and the regions.
     pub(crate) fn communicators(&self) -> Vec<Vec<usize>> {
-        let (ranks, members) = (self.ranks(), self.members);
+        let (inside, ranks) = (self.of_group(), self.region_ranks());
+        if self.region.is_none() {
+            return inside;
+        }
+        let regions = (0..self.size()).map(|member| (member * ranks..(member + 1) * ranks).collect());
+        let of_place = |place: usize| {
+            let at =
+                move |members: &Vec<usize>| members.iter().map(|member| member * ranks + place).collect();
+            inside.iter().map(at).collect::<Vec<_>>()
+        };
+        [(0..self.ranks()).collect()]
+            .into_iter()
+            .chain(regions)
+            .chain((0..ranks).flat_map(of_place))
+            .collect()
+    }
+
+    /// Returns the communicators of a group without regions.
+    fn of_group(&self) -> Vec<Vec<usize>> {
+        let (ranks, members) = (self.size(), self.members);
         let mut all = vec![(0..ranks).collect()];
         let is_paired = self.exchange.is_some() && !self.is_whole();
         if is_paired {
@@ -200,12 +251,12 @@ impl Plan<'_> {
     }
 
     fn loan_communicator(&self) -> usize {
-        self.communicators().len() - 1
+        self.of_group().len() - 1
     }
 
     /// Returns the index of the communicator of a rank's ring.
-    pub(crate) fn ring_communicator(&self, rank: usize) -> usize {
-        if self.exchange.is_some() { 1 + self.places() + rank % self.members } else { 0 }
+    fn ring_communicator(&self, rank: usize) -> usize {
+        if self.exchange.is_some() { 1 + self.places() + self.member(rank) % self.members } else { 0 }
     }
 
     fn core(&self) -> RingCore<'_> {
@@ -239,7 +290,7 @@ impl Plan<'_> {
             return self.core().told_launch(&told, first.into()..end.into(), keys.into()).0;
         }
         if self.gathers() {
-            let (whole, mut parts) = all_gather::calls(self.problem, &self.shards, rank);
+            let (whole, mut parts) = all_gather::calls(&self.own, &self.shards, self.member(rank));
             let index = usize::from(if self.is_apart() { keys } else { first });
             return if index < parts.len() { parts.swap_remove(index) } else { whole };
         }
@@ -269,7 +320,8 @@ impl Plan<'_> {
         match extent {
             Extent::Slots(side) => build::slots(self.pieces.of(side)),
             Extent::LocalSlots(side) => build::slots(self.shards.of(side)),
-            Extent::Held(side) => self.held(rank, side),
+            Extent::Held(side) => self.held(self.member(rank), side),
+            Extent::Shard(side) => owned_rows(self.shard(rank, side)),
             Extent::All => vec![self.all(buffer).rows],
             Extent::Values => Vec::new(),
         }
@@ -281,11 +333,11 @@ impl Plan<'_> {
     }
 
     /// Returns row pairs from rank order to collected order.
-    pub(crate) fn collected(&self, rank: usize, side: Side) -> Vec<RowPair> {
-        let group = self.place(rank);
+    pub(crate) fn collected(&self, member: usize, side: Side) -> Vec<RowPair> {
+        let group = member / self.members;
         let members = group * self.members..(group + 1) * self.members;
         match self.is_whole() {
-            true if self.gathers() => rank_order(self.shards.of(side), 0..self.ranks()),
+            true if self.gathers() => rank_order(self.shards.of(side), 0..self.size()),
             true => rank_order(self.shards.of(side), members),
             false => ring_order(self.shards.of(side), self.pieces.of(side), group, members),
         }
@@ -293,6 +345,49 @@ impl Plan<'_> {
 
     /// Returns the work of an operation: a send and a receive of a group for an exchange, one for any other.
     fn works(&self, rank: usize, act: &Act, group: usize) -> Vec<Work> {
+        if let Some(work) = self.of_region(rank, act) {
+            return vec![work];
+        }
+        let mut works = self.works_inside(rank, act, group);
+        if self.region.is_some() {
+            let first = 1 + self.size() + rank % self.region_ranks() * self.of_group().len();
+            let communicators = works.iter_mut().filter_map(embed::communicator);
+            communicators.for_each(|communicator| *communicator += first);
+        }
+        works
+    }
+
+    /// Returns the work of an operation around a rank's heads; `None` for any other.
+    fn of_region(&self, rank: usize, act: &Act) -> Option<Work> {
+        let region = self.region.as_ref()?;
+        let (place, communicator) = (rank % region.ranks, 1 + self.member(rank));
+        let id = |own: Own| BufferId(own.0.into());
+        let shards = |whole: Own, shard: Own| {
+            let rows = self.buffers[id(shard).0].rows;
+            (0..region.ranks).map(|place| self.part(id(whole), place, rows)).collect()
+        };
+        let work = match *act {
+            Act::GatherHidden { from, to } => {
+                Work::AllGather { communicator, from: self.all(id(from)), to: shards(to, from) }
+            }
+            Act::ScatterHidden { from, to } => {
+                Work::ReduceScatter { communicator, from: shards(from, to), to: self.all(id(to)) }
+            }
+            Act::Linear { layer, side, from, to } => {
+                let rows = Run::packed(0, self.rows(side), self.rows(side));
+                let heads = region.deal.of(side, place);
+                Work::Linear { layer, heads, from: id(from), to: id(to), rows: vec![(rows, rows)] }
+            }
+            Act::Rotate { buffer, side, inverse } => {
+                let rows = rotated(&self.placed(self.member(rank), side));
+                Work::Rotate { buffer: id(buffer), rows, inverse }
+            }
+            _ => return None,
+        };
+        Some(work)
+    }
+
+    fn works_inside(&self, rank: usize, act: &Act, group: usize) -> Vec<Work> {
         let id = |own: Own| BufferId(own.0.into());
         let work = match *act {
             Act::Attend { ref launch, table, inputs, results } => {
@@ -331,7 +426,7 @@ impl Plan<'_> {
             Act::AttendBackwardEach { ref launches, table, inputs, results, sums } => {
                 let each = self.each_launch(self.place(rank), launches);
                 let acts = each.flat_map(|launch| self.one_of_each(launch, (table, inputs), results, sums));
-                return acts.flat_map(|act| self.works(rank, &act, group)).collect();
+                return acts.flat_map(|act| self.works_inside(rank, &act, group)).collect();
             }
             Act::AttendBackwardWhole { table, inputs, sink, results } => {
                 let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
@@ -409,7 +504,7 @@ impl Plan<'_> {
                 Work::Copy { from: id(from), to: id(to), rows }
             }
             Act::Reorder { from, to, side, way } => {
-                let pairs = self.collected(rank, side);
+                let pairs = self.collected(self.member(rank), side);
                 let rows = if way == Way::Collect { pairs } else { inverse(&pairs) };
                 Work::Copy { from: id(from), to: id(to), rows }
             }
@@ -461,12 +556,12 @@ impl Plan<'_> {
             }
             Act::AllGather { from, to } => {
                 let part = |member| self.part(id(to), member, self.rows(Side::Kv));
-                let to = (0..self.ranks()).map(part).collect();
+                let to = (0..self.size()).map(part).collect();
                 Work::AllGather { communicator: 0, from: self.all(id(from)), to }
             }
             Act::ReduceScatter { from, to } => {
                 let part = |member| self.part(id(from), member, self.rows(Side::Kv));
-                let from = (0..self.ranks()).map(part).collect();
+                let from = (0..self.size()).map(part).collect();
                 Work::ReduceScatter { communicator: 0, from, to: self.all(id(to)) }
             }
             Act::GatherHeads { from, to } => {
@@ -484,6 +579,10 @@ impl Plan<'_> {
                 region: self.all(id(buffer)),
                 reduction: Reduction::Max,
             },
+            Act::GatherHidden { .. }
+            | Act::ScatterHidden { .. }
+            | Act::Linear { .. }
+            | Act::Rotate { .. } => return Vec::new(),
             Act::Record(Mark(mark)) => Work::RecordEvent(EventId(mark as usize)),
             Act::Wait(Mark(mark)) => Work::WaitEvent(EventId(mark as usize)),
         };
@@ -515,8 +614,8 @@ impl Plan<'_> {
     /// Returns the call of a launch on all queries of a rank, and the rows of its table that say it.
     fn whole_call(&self, rank: usize, table: Option<Own>) -> (AttentionCall, Option<Region>) {
         let whole = match self.gathers() {
-            true => all_gather::calls(self.problem, &self.shards, rank).0,
-            false => whole_sequences(self.problem, &self.shards),
+            true => all_gather::calls(&self.own, &self.shards, self.member(rank)).0,
+            false => whole_sequences(&self.own, &self.shards),
         };
         let Some((from, table)) = self.told.as_ref().zip(table) else { return (whole, None) };
         let told = Told::new(BufferId(table.0.into()), from);
@@ -559,4 +658,9 @@ impl Plan<'_> {
         };
         Work::AllToAll { communicator: self.exchange_communicator(rank), send, recv }
     }
+}
+
+/// Returns the rows of placed runs, padding included.
+fn owned_rows(placed: Vec<PlacedRun>) -> Vec<Run> {
+    placed.into_iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..local }).collect()
 }
