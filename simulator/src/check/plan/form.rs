@@ -335,8 +335,8 @@ impl<'p> Forms<'p> {
 
     /// Returns a side of which a buffer has the rows.
     fn side_of(&self, own: Own, at: At) -> Result<Side, PlanFault> {
-        let sides = [Side::Q, Side::Kv].into_iter();
-        sides.filter(|side| self.has_rows(own, *side, at).is_ok()).next().ok_or(PlanFault::Shape(own.0))
+        let mut sides = [Side::Q, Side::Kv].into_iter();
+        sides.find(|side| self.has_rows(own, *side, at).is_ok()).ok_or(PlanFault::Shape(own.0))
     }
 
     fn has_loan(&self, own: Own, loan: Loan) -> Result<(), PlanFault> {

@@ -627,9 +627,7 @@ impl<'p> Values<'p> {
             (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
             (Value::Scattered(whole), Extent::Shard(of)) if whole.side() == of => whole,
             (value @ Value::Holed(_), Extent::All) if self.plan.lends() => return self.write(to, value),
-            (Value::Done(whole @ Whole::Of(tensor)), Extent::Held(Side::Q)) if tensor == TensorName::Dq => {
-                whole
-            }
+            (Value::Done(whole @ Whole::Of(TensorName::Dq)), Extent::Held(Side::Q)) => whole,
             (Value::Done(whole @ Whole::Zero(Side::Q)), Extent::Held(Side::Q)) => whole,
             (Value::Repaid(whole), Extent::Held(Side::Kv)) if self.plan.lends() => whole,
             (Value::Landed { of, first: 0, count: 1 }, Extent::Held(Side::Kv))

@@ -114,7 +114,7 @@ pub struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Returns the plan of a problem's own algorithm whose rings merge in an order.
     pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
-        let (algorithm, region) = (problem.parallel.algorithm, problem.parallel.region);
+        let (algorithm, region) = (problem.parallel.algorithm, problem.parallel.region.max(1));
         let members = members(problem, order)?;
         let deal = HeadDeal::new(problem.heads, region)?;
         let own = if region > 1 { Cow::Owned(of_member(problem, &deal, 0)?) } else { Cow::Borrowed(problem) };
