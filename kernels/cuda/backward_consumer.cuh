@@ -271,6 +271,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     constexpr bool DEFERS = !SHORT && !IS_GENERAL;
     // How many eights of rows have their numbers read before products are waited for: as many as there are registers for.
     constexpr int EARLY_LSE = 8, EARLY_D = SHORT || IS_GENERAL ? 0 : 4;
+    // And how many become weights before dP is waited for. Weights are that far ahead of dS then.
+    constexpr int EARLY = SHORT || IS_GENERAL ? 2 : 4;
     Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
@@ -366,7 +368,10 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             } else {
                 get_numbers<EARLY_LSE, ROWS / 8>(numbers, shared.statistics(stage));
                 level(s, numbers, a.scale);
-                weigh(s, p, 0);
+#pragma unroll
+                for (int j = 0; j < EARLY; j += 2) weigh(s, p, j);
+                // For what is there: the assembler, which would make them behind dP, moves no exponentials past its branch.
+                if constexpr (EARLY > 2) barrier_wait(shared.q_full(stage), ring.parity());
             }
             get_numbers<0, EARLY_D>(numbers, shared.statistics(stage) + ROWS * 4);
             wgmma_wait<0>();
@@ -376,8 +381,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             const u32 place = place_of_square(shared.ds(stage) + kept(threadIdx.x) / 32 * 2048);
 #pragma unroll
             for (int j = 0; j < ROWS / 8; j += 2) {
-                // One step ahead, so that the unit of exponentials has work.
-                if (!IS_GENERAL && j + 2 < ROWS / 8) weigh(s, p, j + 2);
+                // They are ahead, so that the unit of exponentials has work.
+                if (!IS_GENERAL && j + EARLY < ROWS / 8) weigh(s, p, j + EARLY);
                 differentiate(dp, s, numbers, ds, j);
                 put_square_if(!ragged, place + j / 8 * KEYS * 128, j % 8 * 8, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
             }
