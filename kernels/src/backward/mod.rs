@@ -30,7 +30,7 @@ use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
 
 use bucket::{KEYS, PARTS, PLACES, steps};
-use walk::{goes_around, head_chunk};
+use walk::heads_together;
 
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
@@ -313,14 +313,7 @@ impl Gpu {
         let group = heads / kv_heads;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
-        let chunk = match order {
-            DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
-            // Tiles that go around are neighbours.
-            DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
-            // As many heads are taken as have all their tiles taken at once, so that none waits long for those before
-            // it.
-            DqOrder::Fixed => 0,
-        };
+        let chunk = heads_together(order, form, call, [group, kv_heads], bucket);
         let [q_step, kv_step] = steps(call);
         let capacities = bucket.capacities(call);
         let arguments = RawArguments {

@@ -15,9 +15,32 @@ pub const SHORT_ROWS: usize = 1024;
 /// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
 const MOST_AROUND: usize = 8;
 
+/// KV heads of groups that are taken together in a fixed order, where the longest segment has so many keys: a tile has twice
+/// the time until the one before it has added, and of more heads the rows would leave the cache.
+const HEADS_OF_GROUPS: usize = 2;
+const KEYS_OF_GROUPS: usize = 4096;
+
+/// Returns the number of KV heads that are taken together, their tiles in turns. 0: as many as have all their tiles taken
+/// at once, so that none waits long for those before it. `heads` are the query heads of a KV head, and the KV heads.
+pub(super) fn heads_together(
+    order: DqOrder,
+    form: Form,
+    call: &CallTables,
+    [group, kv_heads]: [usize; 2],
+    bucket: Bucket,
+) -> usize {
+    match order {
+        DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
+        // Tiles that go around are neighbours.
+        DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
+        DqOrder::Fixed if group > 1 && call.summary.keys >= KEYS_OF_GROUPS => HEADS_OF_GROUPS,
+        DqOrder::Fixed => 0,
+    }
+}
+
 /// Returns the number of KV heads that are taken together, in chunks of one size: as many as have their query rows in
 /// the cache.
-pub(super) fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
+fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) -> usize {
     // These are Q, dout and f32 sums, as if there were as many query rows as keys.
     let bytes = (call.summary.keys * group * bucket.dim * 8).max(1);
     let chunks = kv_heads.div_ceil((CACHED_BYTES / bytes).max(1));
@@ -38,7 +61,7 @@ pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multip
 
 /// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
 /// the tiles are few.
-pub(super) fn goes_around(call: &CallTables) -> bool {
+fn goes_around(call: &CallTables) -> bool {
     let keys = call.summary.keys;
     call.summary.all_seen && keys > KEYS && keys <= MOST_AROUND * KEYS
 }
@@ -88,6 +111,20 @@ mod tests {
         long.summary.keys = 16384;
         assert_eq!(head_chunk(&long, 1, 16, BUCKETS[1]), 2);
         assert_eq!(head_chunk(&long, 4, 8, BUCKETS[1]), 1, "one head at least");
+    }
+
+    /// Whether tiles wait for each other decides in a fixed order, and the cache in any.
+    #[test]
+    fn heads_of_long_groups_are_taken_by_twos_in_a_fixed_order() {
+        let mut drawn = call(&[(64, 64)], None);
+        let mut together = |order, group, keys| {
+            drawn.summary.keys = keys;
+            heads_together(order, Form::Tiles, &drawn, [group, 8], BUCKETS[1])
+        };
+        assert_eq!(together(DqOrder::Fixed, 4, 4096), 2);
+        assert_eq!(together(DqOrder::Fixed, 4, 4095), 0, "as many as have room");
+        assert_eq!(together(DqOrder::Fixed, 1, 4096), 0, "as many as have room");
+        assert_eq!(together(DqOrder::AsTheyCome, 1, 4096), 8, "all stay in the cache");
     }
 
     /// These walks were the faster ones on a machine of 132 multiprocessors.
