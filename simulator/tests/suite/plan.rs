@@ -300,7 +300,7 @@ fn owns(act: &mut Act) -> Vec<&mut Own> {
 }
 
 /// Returns a problem of two sequences of unlike lengths, also of queries and keys.
-fn packed(algorithm: Algorithm, balance: Balance, (ranks, sink): (usize, Sink)) -> Problem {
+pub(crate) fn packed(algorithm: Algorithm, balance: Balance, (ranks, sink): (usize, Sink)) -> Problem {
     let unit = span_multiple(balance, ranks);
     let mut first = [0; 2];
     let mut run = |side: usize, len: usize| {

@@ -7,7 +7,7 @@ use super::clocks::touches;
 use super::error::PlanFault;
 use crate::check::touch::Access;
 use crate::schedule::plan::{Act, Extent, Launch, Launches, Loan, Own, Plan, Way};
-use crate::schedule::{Axes, Layer};
+use crate::schedule::{Axes, Layer, Role};
 
 /// A shape of a buffer: axes, rows, heads and elements.
 type Shape = (Axes, usize, usize, usize);
@@ -146,6 +146,13 @@ impl<'p> Forms<'p> {
         }
     }
 
+    fn exchanges(&self) -> Result<(), PlanFault> {
+        match self.plan.has_exchange() {
+            true => Ok(()),
+            false => Err(PlanFault::Unknown("an exchange where there is none")),
+        }
+    }
+
     /// Checks that a launch reads a table where this plan has tables, and only there.
     fn table(&self, table: Option<Own>) -> Result<(), PlanFault> {
         match table {
@@ -166,8 +173,14 @@ impl<'p> Forms<'p> {
 
     /// Checks one operation.
     pub(super) fn check(&self, act: &Act) -> Result<(), PlanFault> {
-        use TensorName::{Dout, Dsink, Lse, MaxLogit, Out};
         apart(act)?;
+        self.fits(act)?;
+        self.spares(act)
+    }
+
+    /// Checks the shapes of an operation's buffers, its pieces and its sink.
+    fn fits(&self, act: &Act) -> Result<(), PlanFault> {
+        use TensorName::{Dout, Dsink, Lse, MaxLogit, Out};
         match act {
             Act::Attend { launch, table, inputs, results } => {
                 self.ring()?;
@@ -258,6 +271,7 @@ impl<'p> Forms<'p> {
                 sent.iter().zip(received).try_for_each(|(from, to)| self.alike(*from, *to))
             }
             Act::AllToAll { side, way, from, to, landings } => {
+                self.exchanges()?;
                 let (local, ranked) = if *way == Way::Collect { (from, to) } else { (to, from) };
                 self.has_rows(*local, *side, At::Rank)?;
                 self.has_rows(*ranked, *side, At::Ranked)?;
@@ -313,11 +327,29 @@ impl<'p> Forms<'p> {
                 self.has_rows(*buffer, *side, At::Rank)
             }
             Act::GatherHeads { from, to } => {
+                self.exchanges()?;
                 self.is(*from, MaxLogit, At::Ring)?;
                 self.is(*to, MaxLogit, At::Rank)
             }
             Act::AllReduce { buffer } => self.is(*buffer, MaxLogit, At::Ring),
             Act::Record(_) | Act::Wait(_) => Ok(()),
+        }
+    }
+
+    /// Checks that an operation that writes every row writes none of a result, which has rows that nobody owns.
+    fn spares(&self, act: &Act) -> Result<(), PlanFault> {
+        if !writes_all(act) {
+            return Ok(());
+        }
+        let mut is_result = false;
+        touches(act, |own, kind| {
+            let buffer = self.plan.buffers().get(usize::from(own.0));
+            let is_output = buffer.is_some_and(|buffer| matches!(buffer.role, Role::Output(_)));
+            is_result |= is_output && kind == Access::Write;
+        });
+        match is_result {
+            true => Err(PlanFault::Unknown("a write of every row of a result, with those that nobody owns")),
+            false => Ok(()),
         }
     }
 
@@ -368,6 +400,24 @@ impl<'p> Forms<'p> {
             Extent::All | Extent::Values => Err(PlanFault::Shape(own.0)),
         }
     }
+}
+
+/// Whether an operation writes every row of the buffers that it writes.
+fn writes_all(act: &Act) -> bool {
+    matches!(
+        act,
+        Act::Fill { rows: Extent::All, .. }
+            | Act::Copy { rows: Extent::All, .. }
+            | Act::Exchange { .. }
+            | Act::AllToAll { .. }
+            | Act::Trade { .. }
+            | Act::Unspread { .. }
+            | Act::GatherHidden { .. }
+            | Act::ScatterHidden { .. }
+            | Act::Linear { .. }
+            | Act::AllGather { .. }
+            | Act::ReduceScatter { .. }
+    )
 }
 
 /// Checks that an operation writes to different buffers, and reads none of them. Sums read what they write, which is not

@@ -606,10 +606,6 @@ impl<'p> Values<'p> {
     }
 
     fn fill(&mut self, to: Own, rows: Extent, value: FillValue) -> Run {
-        let role = self.plan.buffers().get(usize::from(to.0)).map(|buffer| buffer.role);
-        if rows == Extent::All && matches!(role, Some(Role::Output(_))) {
-            return Err(PlanFault::Unknown("a fill of every row of a result, with those that nobody owns"));
-        }
         let value = match value {
             FillValue::Zero => Value::Zero(rows),
             FillValue::NegInfinity => Value::NegInfinity(rows),

@@ -1,0 +1,83 @@
+//! Plans with several operations rewritten, each of which is right alone. What single edits cannot reach is here.
+
+use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Side, Sink, TensorName};
+use seamproof_simulator::check::check;
+use seamproof_simulator::check::plan::prove_plan;
+use seamproof_simulator::schedule::plan::{Act, Op, Own, Plan, Programs, Way};
+use seamproof_simulator::schedule::{MergeOrder, Role};
+
+use crate::plan::packed;
+
+/// Rewrites a section, which is given by its index.
+type Rewrite<'a> = &'a (dyn Fn(usize, &mut Vec<Op>) + Sync);
+
+/// Programs of a plan of which all ranks are rewritten.
+struct Rewritten<'p> {
+    plan: &'p Plan<'p>,
+    rewrite: Rewrite<'p>,
+}
+
+impl Programs for Rewritten<'_> {
+    fn sections(&self) -> usize {
+        self.plan.sections()
+    }
+
+    fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+        self.plan.section(rank, index, to);
+        (self.rewrite)(index, to);
+    }
+}
+
+/// Asserts that rewritten programs are refused, as their schedule is.
+#[track_caller]
+fn is_refused(plan: &Plan<'_>, rewrite: Rewrite<'_>) {
+    let programs = Rewritten { plan, rewrite };
+    assert!(check(plan.problem(), &plan.unroll(&programs)).is_err(), "the schedule is right");
+    assert!(prove_plan(plan, &programs).is_err(), "a wrong plan is proved");
+}
+
+fn ring(sink: Sink) -> Problem {
+    packed(Algorithm::Ring, Balance::DualChunk, (3, sink))
+}
+
+fn buffer(plan: &Plan<'_>, role: Role) -> Own {
+    Own(plan.buffers().iter().position(|buffer| buffer.role == role).unwrap() as u16)
+}
+
+#[test]
+fn an_exchange_is_no_gather() {
+    for balance in [Balance::DualChunk, Balance::Striped { stripe: 1 }] {
+        let problem = packed(Algorithm::AllGather, balance, (3, Sink::None));
+        let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+        is_refused(&plan, &|_, ops| {
+            for op in ops {
+                if let Act::AllGather { from, to } = op.act {
+                    op.act = Act::AllToAll { side: Side::Kv, way: Way::Collect, from, to, landings: 1 };
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_message_writes_no_row_of_a_result_that_nobody_owns() {
+    let problem = ring(Sink::None);
+    let mut fields = ProblemFields::from(problem);
+    let second = &mut fields.sequences[1];
+    (second.q.offset, second.kv.offset) = (second.q.offset + 6, second.kv.offset + 6);
+    (fields.rows.q, fields.rows.kv) = (fields.rows.q + 6, fields.rows.kv + 6);
+    let problem = Problem::new(fields).unwrap();
+    let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+    prove_plan(&plan, &plan).unwrap();
+    let results = [TensorName::Dk, TensorName::Dv].map(|tensor| buffer(&plan, Role::Output(tensor)));
+    is_refused(&plan, &|section, ops| {
+        ops.retain(|op| !matches!(op.act, Act::Copy { to, .. } if results.contains(&to)));
+        if section + 2 == plan.sections() {
+            for op in ops {
+                if let Act::Exchange { received, .. } = &mut op.act {
+                    *received = results;
+                }
+            }
+        }
+    });
+}
