@@ -3,8 +3,8 @@
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Side, Sink, TensorName};
 use seamproof_simulator::check::check;
 use seamproof_simulator::check::plan::prove_plan;
-use seamproof_simulator::schedule::plan::{Act, Op, Own, Plan, Programs, Way};
-use seamproof_simulator::schedule::{MergeOrder, Role};
+use seamproof_simulator::schedule::plan::{Act, Extent, Op, Own, Plan, Programs, Way};
+use seamproof_simulator::schedule::{FillValue, MergeOrder, Role};
 
 use crate::plan::packed;
 
@@ -40,8 +40,28 @@ fn ring(sink: Sink) -> Problem {
     packed(Algorithm::Ring, Balance::DualChunk, (3, sink))
 }
 
+/// Returns the operations of a rank.
+fn operations(plan: &Plan<'_>) -> Vec<Op> {
+    let mut all = Vec::new();
+    (0..plan.sections()).for_each(|index| plan.section(0, index, &mut all));
+    all
+}
+
+/// Returns the out and LSE of the first launch.
+fn partial(plan: &Plan<'_>) -> [Own; 2] {
+    let of = |Op { act, .. }: &Op| match act {
+        Act::Attend { results: [out, lse, _], .. } => Some([*out, *lse]),
+        _ => None,
+    };
+    operations(plan).iter().find_map(of).unwrap()
+}
+
 fn buffer(plan: &Plan<'_>, role: Role) -> Own {
     Own(plan.buffers().iter().position(|buffer| buffer.role == role).unwrap() as u16)
+}
+
+fn fill(to: Own, value: FillValue) -> Op {
+    Op { stream: 0, act: Act::Fill { to, rows: Extent::Slots(Side::Q), value } }
 }
 
 #[test]
@@ -55,6 +75,48 @@ fn an_exchange_is_no_gather() {
                     op.act = Act::AllToAll { side: Side::Kv, way: Way::Collect, from, to, landings: 1 };
                 }
             }
+        });
+    }
+}
+
+#[test]
+fn a_backward_reads_no_other_out_or_lse() {
+    let problem = ring(Sink::None);
+    let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+    for (index, value) in [FillValue::Zero, FillValue::NegInfinity].into_iter().enumerate() {
+        let other = partial(&plan)[index];
+        is_refused(&plan, &|section, ops| {
+            if section == plan.of_pass() {
+                ops.insert(0, fill(other, value));
+            }
+            for op in ops {
+                match &mut op.act {
+                    Act::AttendBackward { inputs, .. } | Act::AttendBackwardEach { inputs, .. } => {
+                        inputs[4 + index] = other;
+                    }
+                    _ => {}
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_result_is_not_left_in_scratch_or_in_an_input() {
+    let problem = ring(Sink::Learnable);
+    let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+    let places = [partial(&plan)[0], buffer(&plan, Role::Input(TensorName::Q))];
+    for (place, tensor) in
+        [(places[0], TensorName::Out), (places[0], TensorName::Dq), (places[1], TensorName::Dq)]
+    {
+        let result = buffer(&plan, Role::Output(tensor));
+        is_refused(&plan, &|_, ops| {
+            let is_copy = |op: &Op| matches!(op.act, Act::Copy { to, .. } if to == result);
+            let Some(index) = ops.iter().position(is_copy) else { return };
+            if let Act::Copy { to, .. } = &mut ops[index].act {
+                *to = place;
+            }
+            ops.insert(index, fill(result, FillValue::Zero));
         });
     }
 }

@@ -71,6 +71,8 @@ pub(super) enum Value {
     Largest { over_ring: bool },
     /// A whole result of a ring's member, or of a rank where it is placed.
     Done(Whole),
+    /// The same, which has been given on and is still read.
+    Given(Whole),
     /// The same on its way back, of every member of an exchange.
     RankedResult(Whole),
     /// The same from members of an exchange: of those that are the `first`-th to hold a KV head, and `count - 1` more.
@@ -120,6 +122,7 @@ impl fmt::Display for Value {
             Value::Largest { over_ring: false } => f.write_str("the largest logit of some launches"),
             Value::Largest { over_ring: true } => f.write_str("the largest logit of the ring"),
             Value::Done(whole) => write!(f, "{whole}"),
+            Value::Given(whole) => write!(f, "{whole}, given on"),
             Value::RankedResult(whole) => write!(f, "{whole} in rank order"),
             Value::Landed { of, first, count } => write!(f, "{of} of landing {first} and {count} in all"),
         }
@@ -153,12 +156,13 @@ impl Value {
                 | Value::Written { .. }
                 | Value::Largest { .. }
                 | Value::Landed { .. }
+                | Value::Done(_)
         )
     }
 
     /// Whether the value may be overwritten.
     fn may_go(self) -> bool {
-        !self.must_be_taken() && !matches!(self, Value::Done(_) | Value::Table(_) | Value::Closed)
+        !self.must_be_taken() && !matches!(self, Value::Given(_) | Value::Table(_) | Value::Closed)
     }
 }
 
@@ -274,8 +278,8 @@ impl<'p> Values<'p> {
                 self.table(table, 0)?;
                 self.inputs([q, k, v], self.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
-                self.whole(out, Out)?;
-                self.whole(lse, Lse)?;
+                self.read(out, Out)?;
+                self.read(lse, Lse)?;
                 if let Some([sink, dsink]) = sink {
                     self.expect(sink, Value::Local(TensorName::Sink))?;
                     self.write(dsink, Value::Done(Whole::Of(Dsink)))?;
@@ -299,8 +303,8 @@ impl<'p> Values<'p> {
             Act::AttendGathered { launch, inputs: [q, k, v, dout, out, lse], results: [dq, dk, dv] } => {
                 self.inputs([q, k, v], launch.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
-                self.whole(out, Out)?;
-                self.whole(lse, Lse)?;
+                self.read(out, Out)?;
+                self.read(lse, Lse)?;
                 self.write_part(dq, Dq, launch.queries[0])?;
                 self.write(dk, Value::Part(Dk, launch))?;
                 self.write(dv, Value::Part(Dv, launch))
@@ -316,8 +320,8 @@ impl<'p> Values<'p> {
                 self.table(table, launch.owner)?;
                 self.inputs([q, k, v], launch.owner)?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
-                self.whole(out, Out)?;
-                self.whole(lse, Lse)?;
+                self.read(out, Out)?;
+                self.read(lse, Lse)?;
                 let tensors = [Dq, Dk, Dv].into_iter().zip(results);
                 tensors.into_iter().try_for_each(|(tensor, to)| self.write(to, Value::Part(tensor, launch)))
             }
@@ -371,8 +375,8 @@ impl<'p> Values<'p> {
             Act::SinkGradient { inputs: [sink, dout, out, lse], dsink } => {
                 self.expect(sink, Value::Local(TensorName::Sink))?;
                 self.expect(dout, Value::Input(Dout, self.place))?;
-                self.whole(out, Out)?;
-                self.whole(lse, Lse)?;
+                self.read(out, Out)?;
+                self.read(lse, Lse)?;
                 self.write(dsink, Value::Done(Whole::Of(Dsink)))
             }
             Act::Fill { to, rows, value } => self.fill(to, rows, value),
@@ -434,9 +438,8 @@ impl<'p> Values<'p> {
                 {
                     return Err(self.holds(from, "a result of the side that is rotated back"));
                 }
-                if matches!(self.get(from), Value::Turned(_)) {
-                    self.put(from, Value::Taken);
-                }
+                let is_turned = matches!(self.get(from), Value::Turned(_));
+                self.put(from, if is_turned { Value::Taken } else { Value::Given(whole) });
                 self.write(to, Value::Summand(whole))
             }
             Act::Rotate { buffer, side: of, inverse: false } => match self.get(buffer) {
@@ -574,6 +577,15 @@ impl<'p> Values<'p> {
         Ok(())
     }
 
+    /// Reads a whole out or LSE, which takes no launches any more.
+    fn read(&mut self, own: Own, tensor: TensorName) -> Run {
+        match self.get(own) {
+            Value::Given(whole) if whole == Whole::Of(tensor) => Ok(()),
+            Value::Given(Whole::Zero(Side::Q)) if tensor == TensorName::Out => Ok(()),
+            _ => self.whole(own, tensor).map(|_| ()),
+        }
+    }
+
     /// Returns whether a buffer's sum is whole but for launches that are still to come. If so, it takes none any more.
     fn whole(&mut self, own: Own, tensor: TensorName) -> Result<Whole, PlanFault> {
         let needs_sink = self.plan.problem().softmax.sink != Sink::None;
@@ -668,23 +680,27 @@ impl<'p> Values<'p> {
                 self.put(from, Value::Taken);
                 self.write(to, Value::RankedSum(whole))
             }
-            (Way::Deal, Value::Done(whole)) if whole.side() == of => {
-                self.write(to, Value::RankedResult(whole))
-            }
+            (Way::Deal, Value::Done(whole)) if whole.side() == of => self.deal(from, to, whole),
             // The LSE's running result is the result itself, and in the deferred order out's is too.
             (Way::Deal, Value::Sum { tensor: TensorName::Out, .. } | Value::Zero(_)) if of == Side::Q => {
                 let whole = self.whole(from, TensorName::Out)?;
-                self.write(to, Value::RankedResult(whole))
+                self.deal(from, to, whole)
             }
             (
                 Way::Deal,
                 Value::Sum { tensor: TensorName::Lse, .. } | Value::Final | Value::NegInfinity(_),
             ) if of == Side::Q => {
                 let whole = self.whole(from, TensorName::Lse)?;
-                self.write(to, Value::RankedResult(whole))
+                self.deal(from, to, whole)
             }
             _ => Err(self.holds(from, "an input in rank order, or a whole result")),
         }
+    }
+
+    /// Gives a whole result to the members of an exchange. A backward may still read it.
+    fn deal(&mut self, from: Own, to: Own, whole: Whole) -> Run {
+        self.put(from, Value::Given(whole));
+        self.write(to, Value::RankedResult(whole))
     }
 
     /// Adds the partial sums of other members that hold the same KV heads.
@@ -793,8 +809,7 @@ impl<'p> Values<'p> {
         let buffers = self.plan.buffers().iter().enumerate();
         for (own, role) in buffers.map(|(index, buffer)| (Own(index as u16), buffer.role)) {
             let is_right = match role {
-                Role::Input(_) => true,
-                Role::Scratch => !self.get(own).must_be_taken(),
+                Role::Input(_) | Role::Scratch => !self.get(own).must_be_taken(),
                 Role::Output(TensorName::MaxLogit) if self.plan.has_exchange() => {
                     self.get(own) == Value::Done(Whole::Of(TensorName::MaxLogit))
                 }
