@@ -2,7 +2,7 @@
 
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Side, Sink, TensorName};
 use seamproof_simulator::check::check;
-use seamproof_simulator::check::plan::prove_plan;
+use seamproof_simulator::check::plan::{Unproved, prove_plan};
 use seamproof_simulator::schedule::plan::{Act, Extent, Op, Own, Plan, Programs, Way};
 use seamproof_simulator::schedule::{FillValue, MergeOrder, Role};
 
@@ -119,6 +119,24 @@ fn a_result_is_not_left_in_scratch_or_in_an_input() {
             ops.insert(index, fill(result, FillValue::Zero));
         });
     }
+}
+
+#[test]
+fn programs_have_the_sections_of_their_plan() {
+    struct Shorter<'p>(&'p Plan<'p>);
+    impl Programs for Shorter<'_> {
+        fn sections(&self) -> usize {
+            self.0.sections() - 1
+        }
+
+        fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
+            self.0.section(rank, index, to);
+        }
+    }
+    let problem = ring(Sink::None);
+    let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+    let sections = plan.sections() - 1;
+    assert_eq!(prove_plan(&plan, &Shorter(&plan)), Err(Unproved::Sections(sections)));
 }
 
 #[test]

@@ -8,6 +8,9 @@ use crate::schedule::plan::{Launch, PieceId, WrongSegments};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unproved {
+    /// Programs of another length than the plan's.
+    #[error("the programs have {0} sections, and the plan has others")]
+    Sections(usize),
     /// An operation that is wrong.
     #[error("rank {rank}, section {section}, operation {operation}: {fault}")]
     Operation {

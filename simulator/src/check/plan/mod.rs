@@ -48,6 +48,9 @@ pub struct PlanProof {
 /// Proves that a plan computes its problem with the programs that are given, which are mostly its own, or returns the first
 /// reason why that is not proved.
 pub fn prove_plan(plan: &Plan<'_>, programs: &dyn Programs) -> Result<PlanProof, Unproved> {
+    if programs.sections() != plan.sections() {
+        return Err(Unproved::Sections(programs.sections()));
+    }
     dealt::check(plan)?;
     loans::check(plan)?;
     hidden::check(plan)?;
