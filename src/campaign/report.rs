@@ -63,7 +63,7 @@ pub(crate) struct FailureLines<'a> {
     pub(crate) words: Option<&'a str>,
     /// Whether the case is minimal, and the evaluations that it took.
     pub(crate) shrunk: (bool, usize),
-    /// Why the failure is expected, in words.
+    /// Why the failure is expected, or which finding may have the same fault, in words.
     pub(crate) known: Option<String>,
     /// Commands that judge the case again: as it is stored, and typed from its words.
     pub(crate) commands: (&'a str, Option<&'a String>),
@@ -92,15 +92,39 @@ impl FailureLines<'_> {
 }
 
 impl Distinct {
-    /// Returns the finding in lines, its commands last.
-    fn lines(&self) -> Vec<Line> {
+    /// Returns the finding of the same symptom that needs fewer features, and none that this one does not need; of several
+    /// the one that needs most.
+    fn simpler<'a>(&self, all: &'a [Distinct]) -> Option<&'a Distinct> {
+        let (symptom, needs) = (self.key.without_features(), &self.key.features);
+        let fewer = |other: &Distinct| {
+            let features = &other.key.features;
+            features.len() < needs.len()
+                && features.is_subset(needs)
+                && other.key.without_features() == symptom
+        };
+        all.iter().filter(|other| fewer(other)).max_by_key(|other| other.key.features.len())
+    }
+
+    /// Returns words for a finding that may be another one's fault: a bug is met in many ways, and not every case of it
+    /// loses the same features.
+    fn perhaps(&self, all: &[Distinct]) -> Option<String> {
+        let simpler = self.simpler(all)?;
+        let besides: Vec<_> = self.key.features.difference(&simpler.key.features).copied().collect();
+        let (first, besides) = (simpler.first_case, besides.join(", "));
+        Some(format!(
+            "perhaps the fault of the finding first met in case {first}, seen with {besides} besides"
+        ))
+    }
+
+    /// Returns the finding in lines, one of `all`; its commands come last.
+    fn lines(&self, all: &[Distinct]) -> Vec<Line> {
         let said = format!("{} ({}; first in case {})", self.key, self.met(), self.first_case);
         let words = self.found.text();
         let below = FailureLines {
             problem: &self.problem,
             words: Some(&words),
             shrunk: (self.found.minimal, self.found.evaluations),
-            known: None,
+            known: self.perhaps(all),
             commands: (&self.replay, self.try_command.as_ref()),
             script: self.script.clone(),
         };
@@ -177,7 +201,7 @@ impl Display for Early {
 
 impl Display for Distinct {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.lines().iter().try_for_each(|line| writeln!(f, "{}", line.text))
+        self.lines(&[]).iter().try_for_each(|line| writeln!(f, "{}", line.text))
     }
 }
 
@@ -247,7 +271,8 @@ impl Summary {
     /// Returns the report: the verdict, what was found, what makes it doubtful, then numbers.
     pub fn lines(&self) -> Vec<Line> {
         let mut lines = vec![self.verdict()];
-        lines.extend(self.distinct.iter().chain(&self.own).flat_map(Distinct::lines));
+        lines.extend(self.distinct.iter().flat_map(|distinct| distinct.lines(&self.distinct)));
+        lines.extend(self.own.iter().flat_map(|own| own.lines(&[])));
         lines.extend(self.not_shrunk());
         lines.extend(self.doubts());
         lines.extend(self.counts());
@@ -422,7 +447,52 @@ fn two_digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::met;
+    use seamproof_judge::case::Found;
+    use seamproof_judge::failure::FailureKey;
+    use seamproof_judge::finding::{Check, Finding};
+    use seamproof_oracle::TensorName;
+
+    use super::{Distinct, met};
+
+    /// A finding in a tensor, first met in a case, that needs some features.
+    fn distinct(tensor: TensorName, first_case: u64, features: &[&'static str]) -> Distinct {
+        let finding = Finding::new(Check::Envelope, Some(tensor), String::new());
+        let key = FailureKey::without_problem(&finding, "subject");
+        Distinct {
+            key: FailureKey { features: features.iter().copied().collect(), ..key },
+            seen: 1,
+            counted: 0,
+            first_case,
+            found: Found::drawn(finding),
+            worst: 1.0,
+            smallest: None,
+            problem: String::new(),
+            size: None,
+            name: None,
+            replay: String::new(),
+            try_command: None,
+            script: None,
+        }
+    }
+
+    #[test]
+    fn a_finding_is_held_against_the_one_that_needs_the_most_of_what_it_needs() {
+        let all = [
+            distinct(TensorName::Out, 0, &[]),
+            distinct(TensorName::Out, 1, &["causal"]),
+            distinct(TensorName::Out, 2, &["causal", "not bf16", "sink"]),
+            distinct(TensorName::Out, 3, &["padding"]),
+            distinct(TensorName::Dq, 4, &["causal", "sink"]),
+        ];
+        let perhaps = |index: usize| all[index].perhaps(&all);
+        let besides =
+            "perhaps the fault of the finding first met in case 1, seen with not bf16, sink besides";
+        assert_eq!(perhaps(2).as_deref(), Some(besides));
+        let besides = "perhaps the fault of the finding first met in case 0, seen with padding besides";
+        assert_eq!(perhaps(3).as_deref(), Some(besides));
+        assert_eq!(perhaps(0), None, "it needs nothing");
+        assert_eq!(perhaps(4), None, "no other one is in dq");
+    }
 
     #[test]
     fn how_often_a_failure_was_met_is_said_in_plain_words() {
