@@ -222,7 +222,7 @@ impl CudaDevice<'_> {
             Some(TileShape::Middle) => "attend: forward_middle",
             Some(TileShape::Short) => "attend: forward_short",
             Some(TileShape::Split) => "attend: forward_split",
-            Some(TileShape::Mixed) => "attend: forward_short, forward_long",
+            Some(TileShape::Mixed) => "attend: forward_mixed",
         });
         memory.record(move |gpu, frame| {
             let tensors = places.tensors(frame.memory)?;
