@@ -13,6 +13,7 @@ mod fault_catalogue;
 mod helpers;
 mod pages;
 mod plan;
+mod plan_drawn;
 mod plan_rewritten;
 mod python_helpers;
 mod resources;

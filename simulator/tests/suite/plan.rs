@@ -237,7 +237,7 @@ fn others(plan: &Plan<'_>, act: &Act) -> Vec<ActEdit> {
     all
 }
 
-fn owner(act: &mut Act) -> Option<&mut u32> {
+pub(crate) fn owner(act: &mut Act) -> Option<&mut u32> {
     match act {
         Act::MakeSegments { owner, .. } => Some(owner),
         Act::AttendBackwardEach { launches, .. } => Some(&mut launches.owner),
@@ -256,7 +256,7 @@ fn launch(act: &mut Act) -> Option<&mut Launch> {
 }
 
 /// Returns every buffer that an operation names.
-fn owns(act: &mut Act) -> Vec<&mut Own> {
+pub(crate) fn owns(act: &mut Act) -> Vec<&mut Own> {
     match act {
         Act::Attend { table, inputs, results, .. } => table.iter_mut().chain(inputs).chain(results).collect(),
         Act::AttendWhole { table, inputs, sink, results } => {
@@ -322,12 +322,12 @@ pub(crate) fn packed(algorithm: Algorithm, balance: Balance, (ranks, sink): (usi
 }
 
 /// A pack on which faults are planted.
-struct Pack {
+pub(crate) struct Pack {
     algorithm: Algorithm,
     balance: Balance,
     ranks: usize,
     sink: Sink,
-    order: MergeOrder,
+    pub(crate) order: MergeOrder,
     /// Whether the second sequence borrows keys of the first one.
     shares: bool,
     /// Number of ranks of a sequence-parallel region around each rank.
@@ -335,7 +335,7 @@ struct Pack {
 }
 
 impl Pack {
-    fn problem(&self) -> Problem {
+    pub(crate) fn problem(&self) -> Problem {
         let problem = packed(self.algorithm, self.balance, (self.ranks, self.sink));
         let keys = problem.sequences[1].kv.len - 1;
         let sharing = Sharing(vec![SharedKeys { sequence: 1, with: 0, keys }]);
@@ -347,7 +347,7 @@ impl Pack {
 }
 
 /// Packs on which faults are planted.
-const PACKS: [Pack; 26] = {
+pub(crate) const PACKS: [Pack; 26] = {
     use MergeOrder::{Deferred, Running};
     const fn pack(
         algorithm: Algorithm,
