@@ -289,6 +289,12 @@ fn prove_plans(to: &mut dyn Write) -> io::Result<()> {
         deferred(over("", Algorithm::Ring, Balance::Striped { stripe: 4 }), "ring, stripes of 4, deferred"),
         deferred(over("", hierarchical(128), stripes), "hierarchical 128 × 8, of 1, deferred"),
         deferred(over("", Algorithm::AllToAll, dual), "all-to-all, dual-chunk, deferred"),
+        deferred(over("", Algorithm::AllGather, dual), "all-gather, dual-chunk, deferred"),
+        deferred(over("", Algorithm::AllGather, stripes), "all-gather, stripes of 1, deferred"),
+        deferred(
+            over("", Algorithm::AllGather, Balance::Striped { stripe: 4 }),
+            "all-gather, stripes of 4, deferred",
+        ),
         shared(ring, "ring, dual-chunk, shared keys"),
         shared(over("", Algorithm::Ring, stripes), "ring, stripes of 1, shared keys"),
         shared(over("", hierarchical(8), dual), "hierarchical 8 × 128, shared keys"),

@@ -483,11 +483,7 @@ fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec
         }),
     };
     let of = |(part, sequence): (usize, usize)| {
-        let queries = piece(sequence, part)?;
-        let keys = visible_prefix(mask, [q, kv], sequence, &queries);
-        let rows = (kv.gathered(sequence).offset, keys);
-        let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
-        segment(mask, [q, kv], sequence, (queries, piece), rows)
+        all_gather_segment(mask, [q, kv], sequence, &piece(sequence, part)?)
     };
     let entry = |(part, sequence): (usize, usize)| {
         let Slot { offset, span, .. } = q.slots[sequence];
@@ -502,6 +498,19 @@ fn all_gather_bands(mask: &Mask, [q, kv]: [&ShardedSide; 2], rank: usize) -> Vec
             .flat_map(|part| sequences.clone().map(move |sequence| entry((part, sequence))))
             .collect(),
     }
+}
+
+/// Returns the entry of a sequence and a piece of queries.
+pub(crate) fn all_gather_segment(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    sequence: usize,
+    queries: &Piece,
+) -> Option<SegmentRow> {
+    let keys = visible_prefix(mask, [q, kv], sequence, queries);
+    let rows = (kv.gathered(sequence).offset, keys);
+    let piece = Piece { start: 0, step: 1, span: keys, at: 0 };
+    segment(mask, [q, kv], sequence, (*queries, piece), rows)
 }
 
 /// Returns the backward segments of an all-gather. They are those of the forward, but the segments of one sequence go
@@ -520,16 +529,28 @@ pub fn all_gather_backward_segments(
         return all_gather_segments(mask, [q, kv], rank);
     }
     let of = |(residue, sequence): (usize, usize)| {
-        let queries = q.piece(sequence, rank, 0);
-        let keys = visible_prefix(mask, [q, kv], sequence, &queries).saturating_sub(residue).div_ceil(cp);
-        let first = kv.gathered(sequence).offset + if keys > 0 { residue } else { 0 };
-        let piece = Piece { start: residue, step: cp, span: keys, at: 0 };
-        let row = segment(mask, [q, kv], sequence, (queries, piece), (first, keys));
-        SegmentRow { key_step: cp, ..row.unwrap_or(SegmentRow::EMPTY) }
+        let row = residue_segment(mask, [q, kv], sequence, &q.piece(sequence, rank, 0), residue);
+        row.unwrap_or(SegmentRow { key_step: cp, ..SegmentRow::EMPTY })
     };
     let sequences = 0..q.slots.len();
     let places = (0..cp).flat_map(|residue| sequences.clone().map(move |sequence| (residue, sequence)));
     mask.is_band().then(|| places.map(of).collect())
+}
+
+/// Returns the entry of a sequence, a piece of stripes of 1 and a residue.
+pub(crate) fn residue_segment(
+    mask: &Mask,
+    [q, kv]: [&ShardedSide; 2],
+    sequence: usize,
+    queries: &Piece,
+    residue: usize,
+) -> Option<SegmentRow> {
+    let cp = q.cp;
+    let keys = visible_prefix(mask, [q, kv], sequence, queries).saturating_sub(residue).div_ceil(cp);
+    let first = kv.gathered(sequence).offset + if keys > 0 { residue } else { 0 };
+    let piece = Piece { start: residue, step: cp, span: keys, at: 0 };
+    let row = segment(mask, [q, kv], sequence, (*queries, piece), (first, keys))?;
+    Some(SegmentRow { key_step: cp, ..row })
 }
 
 /// Returns the number of a sequence's keys up to the last one that a piece's last real query sees; 0 for a piece of

@@ -7,8 +7,8 @@ use crate::common::{Draws, problem, shared, side_by_side};
 use rayon::prelude::*;
 use seamproof_oracle::sharding::span_multiple;
 use seamproof_oracle::{
-    Algorithm, Balance, ContextParallel, Heads, Mask, Problem, ProblemFields, Run, Sequence, SharedKeys,
-    Sharing, Side, Sink, Softmax,
+    Algorithm, Balance, ContextParallel, Format, Heads, Mask, Problem, ProblemFields, Run, Sequence,
+    SharedKeys, Sharing, Side, Sink, Softmax,
 };
 use seamproof_simulator::check::plan::{PlanFault, Unproved, is_plan, prove_plan};
 use seamproof_simulator::check::{CheckError, check};
@@ -44,6 +44,7 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
                         let packed = problem(draws, algorithm, balance, cp);
                         let beside = side_by_side(draws, &packed);
                         for problem in [packed, beside] {
+                            let problem = if draws.below(3) == 0 { in_codes(problem) } else { problem };
                             each(&problem, order);
                             in_region(&problem, draws).iter().for_each(|inside| each(inside, order));
                             shared(&problem, draws).iter().for_each(|shared| each(shared, order));
@@ -53,6 +54,13 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
             }
         }
     }
+}
+
+/// Returns a problem with gradients in FP8.
+fn in_codes(problem: Problem) -> Problem {
+    let mut fields = ProblemFields::from(problem);
+    fields.precision.gradients = Format::E5m2.into();
+    Problem::new(fields).unwrap()
 }
 
 /// Returns a problem, perhaps with keys that sequences share, inside regions. KV heads are split, or one is replicated.
@@ -67,7 +75,7 @@ fn in_region(problem: &Problem, draws: &mut Draws) -> Option<Problem> {
 
 #[test]
 fn a_plan_that_is_unrolled_is_what_its_builder_makes() {
-    let mut count = 0;
+    let (mut count, mut in_steps) = (0, 0);
     drawn(&mut Draws(3), 6, 2, |problem, order| {
         let built = build_with(problem, order);
         let plan = match Plan::new(problem, order) {
@@ -81,8 +89,9 @@ fn a_plan_that_is_unrolled_is_what_its_builder_makes() {
         let unrolled = check(problem, &plan.unroll(&plan)).unwrap_or_else(|errors| panic!("{errors:?}"));
         assert_eq!((proof.operations, proof.pairs), (unrolled.operations, unrolled.pairs));
         count += 1;
+        in_steps += usize::from(plan.has_steps());
     });
-    assert!(count > 2000, "{count}");
+    assert!(count > 2000 && in_steps > 100, "{count}, {in_steps} of them gather in steps");
 }
 
 /// Programs of a plan of which a section is edited, on one rank or on all.
@@ -248,6 +257,8 @@ pub(crate) fn owner(act: &mut Act) -> Option<&mut u32> {
 fn launch(act: &mut Act) -> Option<&mut Launch> {
     match act {
         Act::Attend { launch, .. }
+        | Act::AttendStep { launch, .. }
+        | Act::CopyValid { launch, .. }
         | Act::AttendBackward { launch, .. }
         | Act::AttendGathered { launch, .. } => Some(launch),
         Act::Merge { launch, .. } | Act::Accumulate { launch, .. } => Some(launch),
@@ -259,7 +270,8 @@ fn launch(act: &mut Act) -> Option<&mut Launch> {
 pub(crate) fn owns(act: &mut Act) -> Vec<&mut Own> {
     match act {
         Act::Attend { table, inputs, results, .. } => table.iter_mut().chain(inputs).chain(results).collect(),
-        Act::AttendWhole { table, inputs, sink, results } => {
+        Act::AttendWhole { table, inputs, sink, results }
+        | Act::AttendStep { table, inputs, sink, results, .. } => {
             table.iter_mut().chain(inputs).chain(sink).chain(results).collect()
         }
         Act::AttendBackward { table, inputs, results, .. } => {
@@ -272,6 +284,7 @@ pub(crate) fn owns(act: &mut Act) -> Vec<&mut Own> {
         Act::AttendBackwardWhole { table, inputs, sink, results } => {
             table.iter_mut().chain(inputs).chain(sink.iter_mut().flatten()).chain(results).collect()
         }
+        Act::CopyValid { table, from, to, .. } => table.iter_mut().chain([from, to]).collect(),
         Act::Merge { step, running, .. } => step.iter_mut().chain(running).collect(),
         Act::Pack { from, to, .. }
         | Act::Trade { from, to, .. }
@@ -347,7 +360,7 @@ impl Pack {
 }
 
 /// Packs on which faults are planted.
-pub(crate) const PACKS: [Pack; 26] = {
+pub(crate) const PACKS: [Pack; 32] = {
     use MergeOrder::{Deferred, Running};
     const fn pack(
         algorithm: Algorithm,
@@ -384,14 +397,20 @@ pub(crate) const PACKS: [Pack; 26] = {
         pack(Algorithm::Ring, Balance::Contiguous, 3, Sink::None, Deferred),
         pack(PAIRED, SINGLES, 4, Sink::None, Deferred),
         pack(Algorithm::AllToAll, Balance::Contiguous, 2, Sink::Learnable, Deferred),
+        pack(Algorithm::AllGather, Balance::DualChunk, 3, Sink::Learnable, Deferred),
+        pack(Algorithm::AllGather, SINGLES, 3, Sink::OffByOne, Deferred),
+        pack(Algorithm::AllGather, DOUBLES, 2, Sink::None, Deferred),
         shared(Algorithm::Ring, Balance::DualChunk, 3, Running),
         shared(Algorithm::AllGather, Balance::DualChunk, 3, Running),
         shared(Algorithm::AllGather, SINGLES, 2, Running),
+        shared(Algorithm::AllGather, Balance::DualChunk, 2, Deferred),
         shared(Algorithm::AllToAll, Balance::Contiguous, 2, Deferred),
         shared(PAIRED, SINGLES, 4, Running),
         inside(pack(Algorithm::Ring, Balance::DualChunk, 2, Sink::Learnable, Running), 2),
         inside(pack(Algorithm::Ring, Balance::Contiguous, 2, Sink::OffByOne, Deferred), 4),
         inside(pack(Algorithm::AllGather, DOUBLES, 2, Sink::None, Running), 2),
+        inside(pack(Algorithm::AllGather, SINGLES, 2, Sink::Learnable, Deferred), 2),
+        inside(pack(Algorithm::AllGather, Balance::Contiguous, 2, Sink::None, Deferred), 2),
         inside(pack(PAIRED, Balance::DualChunk, 4, Sink::Learnable, Running), 2),
         inside(shared(Algorithm::Ring, SINGLES, 2, Running), 2),
     ]

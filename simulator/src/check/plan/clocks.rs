@@ -93,6 +93,19 @@ pub(super) fn touches(act: &Act, mut each: impl FnMut(Own, Access)) {
             all(&[*out, *lse], Write);
             all(&[*max_logit], Raise);
         }
+        // Parts of a result are different rows. Values have each part once.
+        Act::AttendStep { table, inputs, sink, results: [out, lse, max_logit], .. } => {
+            all(table.as_slice(), Read);
+            all(inputs, Read);
+            all(sink.as_slice(), Read);
+            all(&[*out], Write);
+            all(&[*lse, *max_logit], Raise);
+        }
+        Act::CopyValid { table, from, to, .. } => {
+            all(table.as_slice(), Read);
+            all(&[*from], Read);
+            all(&[*to], Raise);
+        }
         Act::AttendBackward { table, inputs, results, .. } => {
             all(table.as_slice(), Read);
             all(inputs, Read);

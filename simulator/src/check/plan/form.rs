@@ -103,7 +103,7 @@ impl<'p> Forms<'p> {
     /// Checks launches, of which each has one part of the queries and one of the keys.
     fn each(&self, launches: &Launches) -> Result<(), PlanFault> {
         let Launches { owner, queries, keys: [first, end] } = *launches;
-        if !self.plan.is_apart() {
+        if !self.plan.is_apart() || self.plan.has_steps() {
             self.ring()?;
         }
         if first >= end {
@@ -162,6 +162,21 @@ impl<'p> Forms<'p> {
         }
     }
 
+    /// Checks a step on gathered keys, or what it leaves: it has one part of the queries and the pass's table.
+    fn step(&self, launch: &Launch, table: Option<Own>, is_backward: bool) -> Result<(), PlanFault> {
+        if !self.plan.has_steps() {
+            return Err(PlanFault::Unknown("a step on gathered keys in another algorithm"));
+        }
+        self.launch(launch)?;
+        let Launch { queries: [first, end], keys, .. } = *launch;
+        let is_there = usize::from(keys) < self.plan.pairs(is_backward).parts()[1];
+        match (is_there && end - first == 1, table == self.plan.step_table(is_backward)) {
+            (true, true) => Ok(()),
+            (true, false) => Err(PlanFault::Shape(table.map_or(0, |own| own.0))),
+            (false, _) => Err(PlanFault::Pieces(*launch)),
+        }
+    }
+
     /// Checks the sink of a kernel, which knows by itself of one that is not learnable.
     fn kernel_sink(&self, sink: Option<Own>) -> Result<(), PlanFault> {
         let is_learnable = self.plan.problem().softmax.sink == Sink::Learnable;
@@ -194,13 +209,30 @@ impl<'p> Forms<'p> {
                 self.backward(*inputs, *results)?;
                 results.iter().zip(sums).try_for_each(|(from, to)| self.alike(*from, *to))
             }
+            Act::AttendStep { launch, table, inputs, sink, results } => {
+                self.step(launch, *table, false)?;
+                self.kernel_sink(*sink)?;
+                self.forward(*inputs, *results)
+            }
+            Act::CopyValid { launch, table, from, to } => {
+                self.step(launch, *table, false)?;
+                self.has_rows(*from, Side::Q, At::Ring)?;
+                self.alike(*from, *to)
+            }
             Act::AttendWhole { table, inputs, sink, results } => {
                 self.whole()?;
+                if self.plan.has_steps() {
+                    return Err(PlanFault::Unknown("one launch of a forward in steps"));
+                }
                 self.table(*table)?;
                 self.kernel_sink(*sink)?;
                 self.forward(*inputs, *results)
             }
             Act::AttendBackward { launch, table, inputs, results } => {
+                if self.plan.has_steps() {
+                    self.step(launch, *table, true)?;
+                    return self.backward(*inputs, *results);
+                }
                 self.ring()?;
                 self.table(*table)?;
                 self.launch(launch)?;
@@ -208,6 +240,9 @@ impl<'p> Forms<'p> {
             }
             Act::AttendGathered { launch, inputs, results } => {
                 self.gathers()?;
+                if self.plan.has_steps() {
+                    return Err(PlanFault::Unknown("a launch that writes dq itself, in a backward in steps"));
+                }
                 if self.plan.is_apart() {
                     return Err(PlanFault::Unknown(
                         "a launch that writes dq itself, of queries that lie apart",

@@ -27,7 +27,7 @@ impl<'p> Launched<'p> {
     /// Notes an operation of the pass, which has pieces that there are.
     pub(super) fn run(&mut self, act: &Act) -> Result<(), PlanFault> {
         match (act, self.is_backward) {
-            (Act::Attend { launch, .. }, false) => self.launch(*launch),
+            (Act::Attend { launch, .. } | Act::AttendStep { launch, .. }, false) => self.launch(*launch),
             (Act::AttendBackward { launch, .. } | Act::AttendGathered { launch, .. }, true)
                 if launch.queries[1] - launch.queries[0] > 1 =>
             {
@@ -48,6 +48,7 @@ impl<'p> Launched<'p> {
             }
             (
                 Act::Attend { .. }
+                | Act::AttendStep { .. }
                 | Act::AttendWhole { .. }
                 | Act::AttendBackward { .. }
                 | Act::AttendBackwardEach { .. }

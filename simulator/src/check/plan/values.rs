@@ -305,9 +305,26 @@ impl<'p> Values<'p> {
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.read(out, Out)?;
                 self.read(lse, Lse)?;
-                self.write_part(dq, Dq, launch.queries[0])?;
+                self.write_part(dq, Dq, launch.queries[0], Value::Nothing)?;
                 self.write(dk, Value::Part(Dk, launch))?;
                 self.write(dv, Value::Part(Dv, launch))
+            }
+            Act::AttendStep { launch, table, inputs, sink, results: [out, lse, max_logit] } => {
+                self.table(table, launch.owner)?;
+                self.inputs(inputs, launch.owner)?;
+                sink.map_or(Ok(()), |sink| self.expect(sink, Value::Local(TensorName::Sink)))?;
+                self.raise(max_logit)?;
+                self.write(out, Value::Part(Out, launch))?;
+                self.write_part(lse, Lse, launch.queries[0], Value::NegInfinity(Extent::Slots(Side::Q)))
+            }
+            Act::CopyValid { launch, table, from, to } => {
+                self.table(table, launch.owner)?;
+                let tensor = if self.get(from) == Value::Part(Out, launch) { Out } else { Dq };
+                if tensor == Dq && self.plan.is_apart() {
+                    return Err(PlanFault::Unknown("a copy of dq of a launch that is one of several"));
+                }
+                self.take(from, tensor, launch)?;
+                self.write_part(to, tensor, launch.queries[0], Value::Zero(Extent::Slots(Side::Q)))
             }
             Act::Attend { launch, table, inputs, results: [out, lse, max_logit] } => {
                 self.table(table, launch.owner)?;
@@ -322,6 +339,9 @@ impl<'p> Values<'p> {
                 self.expect(dout, Value::Input(Dout, self.place))?;
                 self.read(out, Out)?;
                 self.read(lse, Lse)?;
+                if self.plan.has_steps() {
+                    results[1..].iter().try_for_each(|to| self.expect(*to, Value::Zero(Extent::All)))?;
+                }
                 let tensors = [Dq, Dk, Dv].into_iter().zip(results);
                 tensors.into_iter().try_for_each(|(tensor, to)| self.write(to, Value::Part(tensor, launch)))
             }
@@ -531,10 +551,10 @@ impl<'p> Values<'p> {
         }
     }
 
-    /// Writes a part of a result, behind the parts before it.
-    fn write_part(&mut self, to: Own, tensor: TensorName, part: u16) -> Run {
+    /// Writes a part of a result, behind the parts before it. `first` is what the result holds before all parts.
+    fn write_part(&mut self, to: Own, tensor: TensorName, part: u16, first: Value) -> Run {
         let before = match self.get(to) {
-            Value::Nothing => 0,
+            held if held == first => 0,
             Value::Written { tensor: held, parts } if held == tensor => parts,
             _ => return Err(self.holds(to, "a result without this part")),
         };

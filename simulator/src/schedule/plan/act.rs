@@ -84,7 +84,32 @@ pub enum Act {
         /// Out, LSE and max_logit.
         results: [Own; 3],
     },
-    /// Launches the backward kernel.
+    /// Launches the forward kernel on a part of a rank's queries and every rank's keys, as a step of its own. The kernel
+    /// applies the sink and leaves padding alone. Its LSE is the result itself.
+    AttendStep {
+        /// The pieces. The keys are one part of one owner.
+        launch: Launch,
+        /// The table that says its segments, where launches read one.
+        table: Option<Own>,
+        /// Queries, keys and values.
+        inputs: [Own; 3],
+        /// The learnable sink, if there is one.
+        sink: Option<Own>,
+        /// Out of a step, and the results LSE and max_logit.
+        results: [Own; 3],
+    },
+    /// Copies the real queries of a step on gathered keys to a result.
+    CopyValid {
+        /// The pieces.
+        launch: Launch,
+        /// The table that says the rows, where launches read one.
+        table: Option<Own>,
+        /// Out or dq of the step.
+        from: Own,
+        /// The result.
+        to: Own,
+    },
+    /// Launches the backward kernel. On gathered keys, its dk and dv are zeros before.
     AttendBackward {
         /// The pieces.
         launch: Launch,
@@ -159,7 +184,8 @@ pub enum Act {
         /// The running out and LSE.
         running: [Own; 2],
     },
-    /// Adds a gradient of a launch, all rows of a side that it writes.
+    /// Adds a gradient of a launch, all rows of a side that it writes. Of a step on gathered keys, all keys are added: of
+    /// those that it does not name, the gradient is zero.
     Accumulate {
         /// The launch.
         launch: Launch,

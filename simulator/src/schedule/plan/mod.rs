@@ -18,13 +18,13 @@
 //! | all-gather | every balance |
 //! | around them | keys that sequences share, sequence-parallel regions |
 //!
-//! There is none for a single rank. In the order [`MergeOrder::Deferred`] there is none for an all-gather, and for a ring
-//! with gradients in FP8.
+//! There is none for a single rank, and none for a ring in the order [`MergeOrder::Deferred`] with gradients in FP8.
 
 mod act;
 mod barrier;
 mod exchange;
 mod gather;
+mod gather_steps;
 mod lend;
 mod pairs;
 mod region;
@@ -55,7 +55,7 @@ use super::shared::SharedRows;
 use super::tables;
 use crate::shard::ShardedSide;
 use exchange::Exchanged;
-use gather::{GatherLaunches, GatherPlan};
+use gather::{GatherLaunches, GatherPlan, GatherShape};
 use lend::LendPlan;
 use pairs::Lowering;
 use region::RegionPlan;
@@ -115,7 +115,7 @@ impl<'a> Plan<'a> {
     /// Returns the plan of a problem's own algorithm whose rings merge in an order.
     pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
         let (algorithm, region) = (problem.parallel.algorithm, problem.parallel.region.max(1));
-        let members = members(problem, order)?;
+        let members = members(problem)?;
         let deal = HeadDeal::new(problem.heads, region)?;
         let own = if region > 1 { Cow::Owned(of_member(problem, &deal, 0)?) } else { Cow::Borrowed(problem) };
         let (outside, problem) = (problem, &*own);
@@ -123,8 +123,12 @@ impl<'a> Plan<'a> {
         let shards = Shards::new(problem)?;
         let (pieces, lowering) = pieces(algorithm, &shards, members);
         let parts = parts(&pieces, lowering)?;
-        let told = SegmentSource::told(problem.mask, &pieces, 0, KeySource::Of(0))
-            .filter(|_| order == MergeOrder::Deferred);
+        let is_deferred = order == MergeOrder::Deferred;
+        let (of_table, keys) = match algorithm {
+            Algorithm::AllGather => (&shards, KeySource::Gathered),
+            _ => (&pieces, KeySource::Of(0)),
+        };
+        let told = SegmentSource::told(problem.mask, of_table, 0, keys).filter(|_| is_deferred);
         let pairs = pairs(problem, [&shards, &pieces], (lowering, told.is_some()))?;
         let shares = !problem.sharing.is_empty();
         let shared = SharedRows::of(problem, |sequence| shards.kv.gathered(sequence))
@@ -135,7 +139,8 @@ impl<'a> Plan<'a> {
         let local = build::local_with_sinks(&mut builder, &inside, &shards, 0, heads.sinks(problem, 0));
         let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
         let is_code = problem.pass == Pass::Backward && inside.precision.gradients.format.saturates();
-        if order == MergeOrder::Deferred && algorithm != Algorithm::AllToAll && is_code && steps > 1 {
+        let is_ring = !matches!(algorithm, Algorithm::AllToAll | Algorithm::AllGather);
+        if is_deferred && is_ring && is_code && steps > 1 {
             return Err(PlanError::None("gradients in FP8 that are kept"));
         }
         let shape = match algorithm {
@@ -147,10 +152,11 @@ impl<'a> Plan<'a> {
             false => GatherLaunches::Parts(parts[0] as u16),
         };
         let (exchange, core) = match algorithm {
-            Algorithm::AllGather => (
-                None,
-                Core::Gather(GatherPlan::new(&mut builder, &local, pieces.kv.rows, (launches, shares))),
-            ),
+            Algorithm::AllGather => {
+                let rows = pieces.kv.rows;
+                let shape = GatherShape { rows, launches, shares, is_deferred, told: told.as_ref() };
+                (None, Core::Gather(GatherPlan::new(&mut builder, &local, &shape)))
+            }
             Algorithm::Ring => {
                 let core = shape.forward(&mut builder, &local);
                 (None, shape.with_backward(core, &mut builder, &local))
@@ -409,7 +415,20 @@ impl<'a> Plan<'a> {
         match &self.core {
             Core::Ring(ring) => ring.tables().any(|table| table == own),
             Core::Whole(whole) => whole.table == Some(own),
-            Core::Gather(_) => false,
+            Core::Gather(gather) => gather.tables().contains(&Some(own)),
+        }
+    }
+
+    /// Whether parts of the queries are steps on two streams, before gathered keys.
+    pub fn has_steps(&self) -> bool {
+        matches!(&self.core, Core::Gather(gather) if gather.steps.is_some())
+    }
+
+    /// Returns the table of the steps of a pass on gathered keys, where they read one.
+    pub fn step_table(&self, is_backward: bool) -> Option<Own> {
+        match &self.core {
+            Core::Gather(gather) => gather.tables()[usize::from(is_backward)],
+            _ => None,
         }
     }
 
@@ -432,7 +451,7 @@ impl<'a> Plan<'a> {
         match &self.core {
             Core::Ring(ring) => self.forward(ring, rank, index, to),
             Core::Whole(whole) => whole.push_forward(to),
-            Core::Gather(gather) => gather.push_forward(to),
+            Core::Gather(gather) => self.forward_gathered(gather, rank, index, to),
         }
     }
 
@@ -440,15 +459,19 @@ impl<'a> Plan<'a> {
         match &self.core {
             Core::Ring(ring) => self.backward(ring, rank, index, to),
             Core::Whole(whole) => whole.push_backward(to),
-            Core::Gather(gather) => gather.push_backward(to),
+            Core::Gather(gather) => self.backward_gathered(gather, rank, index, to),
         }
     }
 
     /// Appends the section before the core that is around all sections from it on.
-    fn begin(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+    fn begin(&self, (rank, is_backward): (usize, bool), depth: usize, to: &mut Vec<Op>) {
         let depth = match (&self.region, depth) {
             (None, depth) => depth,
-            (Some(region), 0) => return region.enter(is_backward, to),
+            (Some(region), 0) => {
+                let mut all = Vec::new();
+                region.enter(is_backward, &mut all);
+                return self.append_barriers((rank, is_backward), all, to);
+            }
             (Some(_), depth) => depth - 1,
         };
         match (&self.lend, &self.exchange, is_backward) {
@@ -461,10 +484,14 @@ impl<'a> Plan<'a> {
     }
 
     /// Appends the section behind the core that belongs to one before it.
-    fn end(&self, is_backward: bool, depth: usize, to: &mut Vec<Op>) {
+    fn end(&self, (rank, is_backward): (usize, bool), depth: usize, to: &mut Vec<Op>) {
         let depth = match (&self.region, depth) {
             (None, depth) => depth,
-            (Some(region), 0) => return region.leave(is_backward, to),
+            (Some(region), 0) => {
+                let mut all = Vec::new();
+                region.leave(is_backward, &mut all);
+                return self.append_barriers((rank, is_backward), all, to);
+            }
             (Some(_), depth) => depth - 1,
         };
         match (&self.lend, &self.exchange, is_backward) {
@@ -492,8 +519,8 @@ impl Programs for Plan<'_> {
         match (is_backward, index.checked_sub(self.around())) {
             (false, Some(index)) if index < self.core.sections() => self.forward_core(rank, index, to),
             (true, Some(index)) if index < self.core.sections() => self.backward_core(rank, index, to),
-            (_, None) => self.begin(is_backward, index, to),
-            _ => self.end(is_backward, self.of_pass() - 1 - index, to),
+            (_, None) => self.begin((rank, is_backward), index, to),
+            _ => self.end((rank, is_backward), self.of_pass() - 1 - index, to),
         }
     }
 }
@@ -549,13 +576,17 @@ impl Core {
         match self {
             Core::Ring(ring) => ring.events(),
             Core::Whole(_) => RingPlan::other(1, ring::OTHERS).0 as usize,
-            Core::Gather(_) => gather::MARKS,
+            Core::Gather(gather) => gather.marks(),
         }
     }
 
     /// Returns the streams other than the first one, with those of exchanges around.
     fn streams(&self, has_exchange: bool) -> Vec<u8> {
-        let is_long = matches!(self, Core::Ring(ring) if ring.is_long());
+        let is_long = match self {
+            Core::Ring(ring) => ring.is_long(),
+            Core::Whole(_) => false,
+            Core::Gather(gather) => gather.is_long(),
+        };
         let communicates = has_exchange || matches!(self, Core::Gather(_)) || is_long;
         [(1, is_long), (2, communicates)]
             .into_iter()
@@ -568,17 +599,15 @@ impl Core {
     fn sections(&self) -> usize {
         match self {
             Core::Ring(ring) => ring.sections(),
-            Core::Whole(_) | Core::Gather(_) => 1,
+            Core::Whole(_) => 1,
+            Core::Gather(gather) => gather.sections(),
         }
     }
 }
 
 /// Returns the number of ranks of an exchange, which are one member of a ring together.
-fn members(problem: &Problem, order: MergeOrder) -> Result<usize, PlanError> {
+fn members(problem: &Problem) -> Result<usize, PlanError> {
     match problem.parallel.algorithm {
-        Algorithm::AllGather if order == MergeOrder::Deferred => {
-            Err(PlanError::None("an all-gather in the deferred order"))
-        }
         Algorithm::Ring | Algorithm::AllGather => Ok(1),
         Algorithm::Hierarchical { all_to_all } => Ok(all_to_all),
         Algorithm::AllToAll => Ok(problem.parallel.size()),
@@ -622,7 +651,7 @@ fn pairs(
 ) -> Result<Vec<PiecePairs>, WrongSegments> {
     let mut pairs = vec![PiecePairs::new(&problem.mask, pieces, (lowering, is_told))?];
     if lowering == Lowering::Rows && problem.pass == Pass::Backward {
-        pairs.push(PiecePairs::new(&problem.mask, shards, (Lowering::Residues, false))?);
+        pairs.push(PiecePairs::new(&problem.mask, shards, (Lowering::Residues, is_told))?);
     }
     Ok(pairs)
 }

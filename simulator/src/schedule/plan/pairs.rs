@@ -19,7 +19,7 @@ use super::super::build::{self, Shards, Unseeing};
 use super::super::stripes::PARTS;
 use super::striped;
 use crate::Segment;
-use crate::helpers::ring_segment;
+use crate::helpers::{all_gather_segment, residue_segment, ring_segment};
 use crate::shard::ShardedSide;
 
 /// A pair of pieces whose segments are not what the mask shows.
@@ -71,10 +71,11 @@ impl Lowering {
         if self == Lowering::Residues { 1 } else { pieces.kv.cp }
     }
 
-    /// Whether segments name every row of a piece of queries, and of keys. A table names no padding.
+    /// Whether segments name every row of a piece of queries, and of keys. A table names no padding, and of gathered keys
+    /// every real query.
     fn names(self, is_told: bool) -> [bool; 2] {
         match self {
-            _ if is_told => [false; 2],
+            Lowering::Whole if is_told => [false; 2],
             Lowering::Step | Lowering::Stripes(_) | Lowering::Residues => [false; 2],
             Lowering::Whole => [true; 2],
             Lowering::Prefix | Lowering::Rows => [true, false],
@@ -382,8 +383,17 @@ impl Kinship<'_> {
         if !self.is_told {
             return Some(self.lowering.segments(self.mask, self.lengths(), q, kv));
         }
-        let sides = [&self.shards.q, &self.shards.kv];
-        let row = ring_segment(self.mask, sides, self.sequence, (q.piece, kv.piece))?;
+        let (mask, sides, sequence) = (self.mask, [&self.shards.q, &self.shards.kv], self.sequence);
+        let row = match self.lowering {
+            Lowering::Prefix => all_gather_segment(mask, sides, sequence, &q.piece)?,
+            Lowering::Rows => {
+                let alone = one_by_one(q);
+                let row = |q: &PlacedRun| all_gather_segment(mask, sides, sequence, &q.piece);
+                return alone.iter().map(|q| Some(row(q)?.segment())).collect();
+            }
+            Lowering::Residues => residue_segment(mask, sides, sequence, &q.piece, kv.piece.start)?,
+            _ => ring_segment(mask, sides, sequence, (q.piece, kv.piece))?,
+        };
         Some(vec![row.segment()])
     }
 }
@@ -421,7 +431,8 @@ fn pairs(
         named = [named[0] + segment.q.span, named[1] + keys.span];
         shown.push((rows, of.start, segment));
     }
-    let (all, named_all) = ([q.local.span, kv.local.span], lowering.names(is_told));
+    let queries = if is_told { q.local.len } else { q.local.span };
+    let (all, named_all) = ([queries, kv.local.span], lowering.names(is_told));
     let are_named = (0..2).all(|side| !named_all[side] || named[side] == all[side]);
     if !are_named {
         return Err(q.piece.start);

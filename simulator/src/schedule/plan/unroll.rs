@@ -6,6 +6,7 @@ use seamproof_oracle::sharding::{PlacedRun, held};
 use seamproof_oracle::{Run, Side};
 
 use super::act::{Act, Extent, Launch, Loan, Mark, Op, Own, Way};
+use super::gather::GatherPlan;
 use super::region::RegionPlan;
 use super::ring::RingPlan;
 use super::{Core, Plan, Programs};
@@ -191,8 +192,13 @@ impl Plan<'_> {
 
     /// Returns the buffers that a rank has for launches that it makes.
     fn kept(&self) -> impl Iterator<Item = Own> {
-        let ring = if let Core::Ring(ring) = &self.core { Some(ring) } else { None };
-        ring.into_iter().flat_map(RingPlan::kept)
+        let (ring, gather) = match &self.core {
+            Core::Ring(ring) => (Some(ring), None),
+            Core::Gather(gather) => (None, Some(gather)),
+            Core::Whole(_) => (None, None),
+        };
+        let of_steps = gather.into_iter().flat_map(GatherPlan::of_steps);
+        ring.into_iter().flat_map(RingPlan::kept).chain(of_steps)
     }
 
     /// Returns the whole schedule, with the programs that are given.
@@ -267,7 +273,11 @@ impl Plan<'_> {
 
     /// Returns the call of a launch, and the rows of its table that say it.
     fn told(&self, rank: usize, launch: &Launch, table: Option<Own>) -> (AttentionCall, Option<Region>) {
-        let (Some(from), Some(table)) = (self.source(rank, launch.owner), table) else {
+        if self.has_steps() {
+            return self.step_call(rank, launch, (self.is_apart(), table));
+        }
+        let (Some(from), Some(table)) = (self.source(rank, KeySource::Of(launch.owner as usize)), table)
+        else {
             return (self.call(rank, launch), None);
         };
         let told = Told::new(BufferId(table.0.into()), &from);
@@ -276,16 +286,25 @@ impl Plan<'_> {
         (call, Some(rows))
     }
 
-    /// Returns what the table of a rank's launches on an owner's keys is made from.
-    fn source(&self, rank: usize, owner: u32) -> Option<SegmentSource> {
-        let (place, keys) = (self.place(rank), KeySource::Of(owner as usize));
+    /// Returns the keys of which a table says the segments.
+    fn keys_of(&self, table: Own, owner: u32) -> KeySource {
+        match (self.has_steps(), Some(table) == self.step_table(false)) {
+            (false, _) => KeySource::Of(owner as usize),
+            (true, true) => KeySource::Gathered,
+            (true, false) => KeySource::Residues,
+        }
+    }
+
+    /// Returns what the table of a rank's launches on some keys is made from.
+    pub(super) fn source(&self, rank: usize, keys: KeySource) -> Option<SegmentSource> {
+        let place = self.place(rank);
         self.told.as_ref().map(|from| SegmentSource { place, keys, ..from.clone() })
     }
 
     /// Returns the call of a launch.
     fn call(&self, rank: usize, launch: &Launch) -> AttentionCall {
         let Launch { owner, queries: [first, end], keys } = *launch;
-        if let Some(from) = self.source(rank, owner) {
+        if let Some(from) = self.source(rank, KeySource::Of(owner as usize)) {
             let told = Told::new(BufferId(0), &from);
             return self.core().told_launch(&told, first.into()..end.into(), keys.into()).0;
         }
@@ -301,6 +320,13 @@ impl Plan<'_> {
 
     /// Returns the rows of a side that a launch writes.
     fn written(&self, rank: usize, launch: &Launch, side: Side) -> Vec<RowPair> {
+        if self.has_steps() {
+            let all = Run::packed(0, self.ranked_rows(side), self.ranked_rows(side));
+            return match side {
+                Side::Q => self.valid(rank, launch, self.is_apart()),
+                Side::Kv => vec![(all, all)],
+            };
+        }
         let call = self.call(rank, launch);
         match side {
             Side::Kv if self.gathers() => {
@@ -391,37 +417,23 @@ impl Plan<'_> {
         let id = |own: Own| BufferId(own.0.into());
         let work = match *act {
             Act::Attend { ref launch, table, inputs, results } => {
-                let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
-                let (step, (call, table)) = (Step::default(), self.told(rank, launch, table));
-                let (descales, sink) = (Vec::new(), None);
-                Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+                attend(self.told(rank, launch, table), inputs, None, results)
+            }
+            Act::AttendStep { ref launch, table, inputs, sink, results } => {
+                attend(self.step_call(rank, launch, (false, table)), inputs, sink, results)
+            }
+            Act::CopyValid { ref launch, table, from, to } => {
+                let (from, to, rows) = (id(from), id(to), self.valid(rank, launch, false));
+                match self.step_call(rank, launch, (false, table)).1 {
+                    Some(table) => Work::CopyValid { from, to, table, rows },
+                    None => Work::Copy { from, to, rows },
+                }
             }
             Act::AttendWhole { table, inputs, sink, results } => {
-                let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
-                let (step, (call, table)) = (Step::default(), self.whole_call(rank, table));
-                let (descales, sink) = (Vec::new(), sink.map(id));
-                Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+                attend(self.whole_call(rank, table), inputs, sink, results)
             }
             Act::AttendBackward { ref launch, table, inputs, results } => {
-                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, (call, table), sink) = (Step::default(), self.told(rank, launch, table), None);
-                let all = AttendBackward {
-                    step,
-                    call,
-                    table,
-                    descales: Vec::new(),
-                    q,
-                    k,
-                    v,
-                    dout,
-                    out,
-                    lse,
-                    sink,
-                    dq,
-                    dk,
-                    dv,
-                };
-                Work::AttendBackward(all)
+                attend_backward(self.told(rank, launch, table), inputs, None, results)
             }
             Act::AttendBackwardEach { ref launches, table, inputs, results, sums } => {
                 let each = self.each_launch(self.place(rank), launches);
@@ -429,49 +441,12 @@ impl Plan<'_> {
                 return acts.flat_map(|act| self.works_inside(rank, &act, group)).collect();
             }
             Act::AttendBackwardWhole { table, inputs, sink, results } => {
-                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, (call, table)) = (Step::default(), self.whole_call(rank, table));
-                let sink = sink.map(|[sink, dsink]| (id(sink), id(dsink)));
-                let all = AttendBackward {
-                    step,
-                    call,
-                    table,
-                    descales: Vec::new(),
-                    q,
-                    k,
-                    v,
-                    dout,
-                    out,
-                    lse,
-                    sink,
-                    dq,
-                    dk,
-                    dv,
-                };
-                Work::AttendBackward(all)
+                attend_backward(self.whole_call(rank, table), inputs, sink, results)
             }
             Act::AttendGathered { ref launch, inputs, results } => {
-                let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
-                let (step, call, table, sink) = (Step::default(), self.call(rank, launch), None, None);
-                let all = AttendBackward {
-                    step,
-                    call,
-                    table,
-                    descales: Vec::new(),
-                    q,
-                    k,
-                    v,
-                    dout,
-                    out,
-                    lse,
-                    sink,
-                    dq,
-                    dk,
-                    dv,
-                };
-                Work::AttendBackward(all)
+                attend_backward((self.call(rank, launch), None), inputs, None, results)
             }
-            Act::MakeSegments { to, owner } => match self.source(rank, owner) {
+            Act::MakeSegments { to, owner } => match self.source(rank, self.keys_of(to, owner)) {
                 Some(from) => Work::MakeSegments { to: id(to), from },
                 None => return Vec::new(),
             },
@@ -663,4 +638,46 @@ impl Plan<'_> {
 /// Returns the rows of placed runs, padding included.
 fn owned_rows(placed: Vec<PlacedRun>) -> Vec<Run> {
     placed.into_iter().map(|PlacedRun { local, .. }| Run { len: local.span, ..local }).collect()
+}
+
+/// Returns a launch of the forward kernel.
+fn attend(
+    (call, table): (AttentionCall, Option<Region>),
+    inputs: [Own; 3],
+    sink: Option<Own>,
+    results: [Own; 3],
+) -> Work {
+    let id = |own: Own| BufferId(own.0.into());
+    let ([q, k, v], [out, lse, max_logit]) = (inputs.map(id), results.map(id));
+    let (step, sink, descales) = (Step::default(), sink.map(id), Vec::new());
+    Work::Attend(Attend { step, call, table, descales, q, k, v, sink, out, lse, max_logit })
+}
+
+/// Returns a launch of the backward kernel.
+fn attend_backward(
+    (call, table): (AttentionCall, Option<Region>),
+    inputs: [Own; 6],
+    sink: Option<[Own; 2]>,
+    results: [Own; 3],
+) -> Work {
+    let id = |own: Own| BufferId(own.0.into());
+    let ([q, k, v, dout, out, lse], [dq, dk, dv]) = (inputs.map(id), results.map(id));
+    let sink = sink.map(|[sink, dsink]| (id(sink), id(dsink)));
+    let (step, descales) = (Step::default(), Vec::new());
+    Work::AttendBackward(AttendBackward {
+        step,
+        call,
+        table,
+        descales,
+        q,
+        k,
+        v,
+        dout,
+        out,
+        lse,
+        sink,
+        dq,
+        dk,
+        dv,
+    })
 }
