@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use seamproof_oracle::TensorName;
 
 use super::error::{PlanFault, Unproved};
-use super::values::{Value, Values, Whole, joined};
+use super::value::{Value, Whole, joined};
+use super::values::Values;
 use crate::schedule::plan::{Act, Op, Own, Plan, Programs, Way};
 
 /// A rank on its way through its program.

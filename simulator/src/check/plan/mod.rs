@@ -23,6 +23,7 @@ mod hidden;
 mod launched;
 mod loans;
 mod meet;
+mod value;
 mod values;
 
 use rayon::prelude::*;
