@@ -124,7 +124,7 @@ pub enum PlanFault {
     /// Two accesses to a buffer that nothing orders.
     #[error("races for buffer {0} with an earlier operation")]
     Race(u16),
-    /// A launch of pieces that there are not.
+    /// A launch of pieces that do not exist.
     #[error("there are no such pieces as {0:?}")]
     Pieces(Launch),
     /// A launch that is there twice.

@@ -450,7 +450,7 @@ impl<'p> Values<'p> {
         }
     }
 
-    /// Returns whether a buffer's sum is whole but for launches that are still to come. If so, it takes none any more.
+    /// Returns a buffer's whole result, which takes no contribution any more. It is an error if the sink is missing.
     fn whole(&mut self, own: Own, tensor: TensorName) -> Result<Whole, PlanFault> {
         let needs_sink = self.plan.problem().softmax.sink != Sink::None;
         let is_softmax = matches!(tensor, TensorName::Out | TensorName::Lse);

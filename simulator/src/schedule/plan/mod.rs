@@ -347,7 +347,7 @@ impl<'a> Plan<'a> {
         &self.pairs[if is_backward { self.pairs.len() - 1 } else { 0 }]
     }
 
-    /// Returns the launches of a member of a ring, by its place, in order. Parts that there are not are left out.
+    /// Returns the launches of a member of a ring, by its place, in order. Parts that do not exist are left out.
     pub fn each_launch(&self, place: usize, launches: &Launches) -> impl Iterator<Item = Launch> {
         let Launches { owner, queries: [first, end], keys: [first_key, keys_end] } = *launches;
         let seen = move |part: u16| {
