@@ -26,8 +26,12 @@
 // taken later. So the tiles of a head are neighbours in the order, a block takes nothing else until all of them are taken, and as
 // many blocks as they are must be there at once, MOST_AROUND at most.
 //
-// Gradients go to their rows through shared memory, 64 lanes of a warp's 16 rows at a time, in dS's place of the turn that is next.
-// While a tile ends the next one's first rows are loaded, and its keys as soon as the last turn has made dQ.
+// With head dims over 64 and in FP8 consumers make dQ *late*, in the turn behind that of its dS: so neither waits for the other's
+// dS, and one may be half a turn ahead, with exponentials beside the other's products. A walk has one more dQ then, at its end.
+//
+// Gradients go to their rows through shared memory, 64 lanes of a warp's 16 rows at a time: dq in dQ's place, dk and dv in dS's
+// place of the turn that is next. While a tile ends the next one's first rows are loaded, and its keys as soon as the last turn has
+// made dQ.
 //
 // The copy engine knows tensors and no sequences: boxes run on into padding and into other sequences. What lies there stays
 // out: rows of K, Q and dout behind the last real one are overwritten with zeros in shared memory, weights and gradients of
@@ -51,7 +55,7 @@ static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
 constexpr int ROW_BYTES = PANELS * 128;
 constexpr int KV_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES, DS_BYTES = KEYS * ROWS * ELEMENT;
-// In FP8: the turned copies of a tile of K, and of Q and dout together, and a place for rows on their way out.
+// In FP8: the turned copies of a tile of K, and of Q and dout together, and a place for rows of dk and dv on their way out.
 constexpr int TURNED_K_BYTES = IS_FP8 ? KEYS * DIM : 0, TURNED_Q_BYTES = IS_FP8 ? 2 * ROWS * DIM : 0;
 constexpr int OUTWARD_BYTES = IS_FP8 ? CONSUMERS / 32 * 2048 : 0;
 // Of dQ, f32: a group's part of 64 rows and 64 lanes, and all.
@@ -201,6 +205,11 @@ __device__ __forceinline__ bool sees_keys(const PlannedSegment& segment, u32 t) 
     return t >= segment.seeing && t < segment.seeing_end;
 }
 
+// Whether consumers make dQ late. In the short form they may not, as scores may wait for other blocks, which may wait for that dQ.
+// With 64 lanes a walk has half the turns, and loses more by the one dQ more than it gains.
+template <bool SHORT>
+constexpr bool IS_LATE = IS_FP8 || (DIM > 64 && !SHORT && !IS_GENERAL);
+
 // A tile of query rows and a head.
 __device__ __forceinline__ i64 part_of(const Args& a, u32 tile, int head) { return (i64)tile * a.heads + head; }
 
@@ -217,7 +226,7 @@ __device__ __forceinline__ void backward(const Args& a) {
     const Shared shared = {kept((shared_address(dynamic) + 1023) / 1024 * 1024)};
     if (threadIdx.x == 0) {
         constexpr int WARPS = CONSUMERS / 32;
-        barrier_init(shared.met(), IS_FP8 ? WARPS : CONSUMERS);
+        barrier_init(shared.met(), IS_LATE<SHORT> ? WARPS : CONSUMERS);
         barrier_init(shared.out_full(), 1);
         barrier_init(shared.d_full(), WARPS);
         for (int i = 0; i < TILES; ++i) {

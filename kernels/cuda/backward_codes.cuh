@@ -294,15 +294,17 @@ __device__ __forceinline__ Power power_of(u32 largest) {
     return {__int_as_float(biased << 23), __int_as_float(254 - biased << 23)};
 }
 
-// Of a group's dS; `own`: the place of the group's warps.
-__device__ __forceinline__ Power power_of_group(u32 own, const float (&ds)[ROWS / 2]) {
+// The largest of a warp's |dS| goes to a place of the group's warps, from which the group's power comes once all of theirs are there.
+__device__ __forceinline__ void put_largest(u32 of_group, const float (&ds)[ROWS / 2]) {
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) most = fmaxf(most, fabsf(ds[i]));
     const u32 of_warp = __reduce_max_sync(FULL, __float_as_uint(most)), thread = kept(threadIdx.x);
-    if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));
-    named_barrier(2 + thread / 128, 128);
-    const int4 four = get_words(own);
+    if (thread % 32 == 0) put_one(of_group + thread / 32 % 4 * 4, __uint_as_float(of_warp));
+}
+__device__ __forceinline__ Power power_of_group(u32 of_group) {
+    named_barrier(2 + kept(threadIdx.x) / 128, 128);
+    const int4 four = get_words(of_group);
     return power_of((u32)max(max(four.x, four.y), max(four.z, four.w)));
 }
 
@@ -331,6 +333,12 @@ __device__ __forceinline__ void add_product(float (&d)[DIM / 2], const float (&p
     for (int i = 0; i < 32; ++i) d[FIRST + i] = __fmaf_rn(product[i], factor, d[FIRST + i]);
 }
 
+// dQ of its products with both groups' dS, which have been multiplied.
+__device__ __forceinline__ void join_products(float (&dq)[32], const float (&other)[32], const float2& inverses) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dq[i] = __fmaf_rn(other[i], inverses.y, dq[i] * inverses.x);
+}
+
 template <int FORMAT>
 __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) {
     Ring<TILES> tiles;
@@ -348,10 +356,14 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
         const int closing = (int)uniform(tile.closes * a.group);
         int t = start_of(a, tile), member = 0;
-        // Whether dQ of the turn before is still to be handed over.
+        const int turns = (tile.end - tile.first) * a.group;
+        // Whether dQ of the last turn that made one is still to be handed over.
         bool pending = false;
+        Before before = {0, 0};
+        const u32 of_keys = descriptor(shared.turned_k() + (DIM > 64 ? group * 64 * 128 : 0), 0);
+        auto of_ds = [&](u32 turn) { return descriptor(shared.ds(turn) + (DIM > 64 ? 0 : group * 64 * 128), 0); };
 #pragma unroll 1
-        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
+        for (int left = turns; left > 0; --left) {
             const u32 stage = ring.stage(), turn = ring.turns;
             const int now = t, head = member;
             if (++member == a.group) member = 0, t += a.direction;
@@ -359,6 +371,16 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
             const u32 statistics = shared.statistics(stage);
             u32 p[ROWS / 8], ds[ROWS / 8];
             float inverse;
+            // Products take turns with two places: while one is added, the next is made.
+            float one[32], other[32];
+            const u32 q = descriptor(shared.turned_q(stage), 0), dout = q + (DIM > 64 ? ROWS : DIM * 128) / 16;
+            constexpr u32 LANES = 64 * 128 / 16;
+            auto start_dv = [&]() {
+                hold(p);
+                hold(one);
+                wgmma_fence();
+                sum_rows<FORMAT>(one, p, dout);
+            };
             {
                 float s[ROWS / 2], dp[ROWS / 2];
                 const float4 factors = get_four(statistics + ROWS * 8);
@@ -367,7 +389,7 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
                 hold(dp);
                 wgmma_fence();
                 score_codes<E4M3>(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
-                if (pending) hand_queries(shared, group, turn - 1);
+                if (pending) hand_queries(shared, group, turn - 2);
                 barrier_wait(shared.dout_full(stage), ring.parity());
                 wgmma_fence();
                 score_codes<FORMAT>(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
@@ -379,32 +401,26 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
                 hold(dp);
                 differentiate(dp, s, d, factors.y);
                 if (now < whole || now >= whole_end) mask(s, dp, a, at, now * ROWS);
+                put_largest(shared.largest(turn) + 16 * group, dp);
                 encode(s, p);
-                const Power power = power_of_group(shared.largest(turn) + 16 * group, dp);
+                // Under the wait for the group's largest number.
+                if constexpr (DIM > 64) start_dv();
+                const Power power = power_of_group(shared.largest(turn) + 16 * group);
 #pragma unroll
                 for (int i = 0; i < ROWS / 2; ++i) dp[i] *= power.factor;
                 encode(dp, ds);
                 inverse = power.inverse;
             }
+            wait_before(shared, turn);
             put_gradients(shared.ds(turn), ds);
             if (threadIdx.x % 128 == 0) put_one(shared.inverses(turn) + 4 * group, inverse);
             shared_stores_done();
-            __syncwarp();
-            release(shared.met());
             const float2 behind = get_two(statistics + ROWS * 8 + 8);
             const float of_k = behind.x * inverse, of_v = behind.y;
-            // Products take turns with two places: while one is added, the next is made.
-            float one[32], other[32];
-            const u32 q = descriptor(shared.turned_q(stage), 0), dout = q + (DIM > 64 ? ROWS : DIM * 128) / 16;
-            constexpr u32 LANES = 64 * 128 / 16;
-            const u32 of_ds = descriptor(shared.ds(turn) + (DIM > 64 ? 0 : group * 64 * 128), 0);
-            const u32 of_keys = descriptor(shared.turned_k() + (DIM > 64 ? group * 64 * 128 : 0), 0);
-            hold(p);
+            if constexpr (DIM == 64) start_dv();
             hold(ds);
-            hold(one);
             hold(other);
             wgmma_fence();
-            sum_rows<FORMAT>(one, p, dout);
             if constexpr (DIM > 64) {
                 sum_rows<FORMAT>(other, p, dout + LANES);
                 wgmma_wait<1>();
@@ -428,11 +444,11 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
                 hold(one);
                 add_product<0>(dv, one, of_v);
             }
-            barrier_wait(shared.met(), turn % 2);
-            const float2 inverses = get_two(shared.inverses(turn));
+            // Of the turn before: in a walk's first turn nobody asks for it.
+            const float2 inverses = get_two(shared.inverses(turn - 1));
             hold(one);
             wgmma_fence();
-            sum_keys(one, of_ds, of_keys);
+            sum_keys(one, of_ds(turn - 1), of_keys);
             wgmma_wait<1>();
             hold(other);
             hold(p);
@@ -440,25 +456,47 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
             add_product<DIM / 2 - 32>(dk, other, of_k);
             hold(other);
             wgmma_fence();
-            sum_keys(other, of_ds + 4, of_keys + 4);
+            sum_keys(other, of_ds(turn - 1) + 4, of_keys + 4);
             wgmma_wait<0>();
             hold(one);
             hold(other);
             __syncwarp();
+            release(shared.met());
             release(shared.q_empty(stage));
-            release(shared.dout_empty(stage));
-#pragma unroll
-            for (int i = 0; i < 32; ++i) one[i] = __fmaf_rn(other[i], inverses.y, one[i] * inverses.x);
-            pending = pass_queries<true>(a, shared, at, group, turn, left, left <= closing, now, head, one);
+            // The last turn's is given back when the walk's last dQ is made, as K's place is.
+            if (left > 1) release(shared.dout_empty(stage));
+            if (left < turns) join_products(one, other, inverses);
+            pending = pass_before(a, shared, at, group, turn, left, turns, closing, before, one);
+            before = {now, head};
             ring.advance();
         }
-        if (pending) hand_queries(shared, group, ring.turns - 1);
+        if (turns > 0) {
+            const u32 turn = ring.turns - 1;
+            if (pending) hand_queries(shared, group, turn - 1);
+            barrier_wait(shared.met(), turn % 2);
+            const float2 inverses = get_two(shared.inverses(turn));
+            float one[32], other[32];
+            hold(one);
+            hold(other);
+            wgmma_fence();
+            sum_keys(one, of_ds(turn), of_keys);
+            sum_keys(other, of_ds(turn) + 4, of_keys + 4);
+            wgmma_wait<0>();
+            hold(one);
+            hold(other);
+            __syncwarp();
+            release(shared.dout_empty(turn % STAGES));
+            join_products(one, other, inverses);
+            if (pass_queries<true>(a, shared, at, group, turn, 1, 1 <= closing, before.t, before.member, one))
+                hand_queries(shared, group, turn);
+        }
         const Tile done = get_tile(at);
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));
         tiles.advance();
         const Rows keys = keys_of_tile(a, done);
-        store(a.dk, a, keys, shared.outward(), dk, 1.0f, a.dim);
-        store(a.dv, a, keys, shared.outward(), dv, 1.0f, a.dim_v);
+        const u32 own = shared.outward() + kept(threadIdx.x) / 32 * 2048;
+        store(a.dk, a, keys, own, dk, 1.0f, a.dim);
+        store(a.dv, a, keys, own, dv, 1.0f, a.dim_v);
     }
 }

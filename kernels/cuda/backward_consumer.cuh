@@ -157,17 +157,20 @@ __device__ __forceinline__ void store_gradients(u32 at, const u32 (&ds)[ROWS / 4
     if constexpr (ROWS > 64) put_rows<16>(own + KEYS * 128, ds);
 }
 
-__device__ __forceinline__ void store_sums(u32 at, const float (&dq)[32]) {
+// A warp's own part of a group's place of dQ: 4 KB.
+__device__ __forceinline__ u32 own_sums(u32 at) { return at + kept(threadIdx.x) % 128 / 32 * 4096; }
+
+__device__ __forceinline__ void store_sums(u32 own, const float (&dq)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        put_four(at + (i * 128 + threadIdx.x % 128) * 16,
+        put_four(own + (i * 32 + threadIdx.x % 32) * 16,
                  make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
 }
 
-__device__ __forceinline__ void add_sums(u32 from, float (&dq)[32]) {
+__device__ __forceinline__ void add_sums(u32 own, float (&dq)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float4 sums = get_four(from + (i * 128 + threadIdx.x % 128) * 16);
+        const float4 sums = get_four(own + (i * 32 + threadIdx.x % 32) * 16);
         dq[4 * i] += sums.x, dq[4 * i + 1] += sums.y, dq[4 * i + 2] += sums.z, dq[4 * i + 3] += sums.w;
     }
 }
@@ -203,6 +206,12 @@ __device__ __forceinline__ float factor_of_queries(const Args& a, const Tile& ti
     return a.scale / WEIGHT_FACTOR * a.descales[K][(i64)tile.opening * (a.heads / a.group) + tile.head];
 }
 
+// The rows of the turn before: a tile of query rows, and a head of the group.
+struct Before {
+    int t;
+    int member;
+};
+
 // Hands a turn's dQ, which is in its place, to the adders.
 __device__ __forceinline__ void hand_queries(const Shared& shared, u32 group, u32 turn) {
     shared_stores_done();
@@ -218,45 +227,68 @@ __device__ __forceinline__ bool pass_queries(
     float (&dq)[32]
 ) {
     barrier_wait(shared.dq_empty(group, turn - 1), (turn - 1) / ADDERS % 2);
+    const u32 own = own_sums(shared.dq(group));
     if (closes) {
         const Tile tile = get_tile(at);
         if (left <= tile.opens * a.group) {
             barrier_wait(shared.dq_ready(group, turn), turn / ADDERS % 2);
-            add_sums(shared.dq(group), dq);
+            add_sums(own, dq);
             const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
             forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
-        // The warp's own dS of the next turn is not there yet, and that of the one before has been used by both groups. In FP8 a warp's
-        // dS is no place of its own.
-        const u32 place = IS_FP8 ? shared.outward() : shared.ds(turn + 1);
-        store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
+        store(a.dq, a, rows_of_turn(a, tile, t, member), own, dq, factor_of_queries(a, tile), a.dim);
     } else {
-        store_sums(shared.dq(group), dq);
+        store_sums(own, dq);
         if (DEFERS) return true;
-        shared_stores_done();
     }
+    shared_stores_done();
     __syncwarp();
     release(shared.dq_full(group, turn));
     return false;
+}
+
+// Where dQ is late, until the other group is through with the turn before `turn`: its dS of that one is there, and that of the one
+// before is free.
+__device__ __forceinline__ void wait_before(const Shared& shared, u32 turn) {
+    if (turn > 0) barrier_wait(shared.met(), (turn - 1) % 2);
+}
+
+// Where dQ is late, that of the turn before `turn`, if it is of the same walk of `turns`; `before` says its rows.
+__device__ __forceinline__ bool pass_before(
+    const Args& a, const Shared& shared, u32 at, u32 group, u32 turn, int left, int turns, int closing, const Before& before,
+    float (&dq)[32]
+) {
+    return left < turns &&
+           pass_queries<true>(a, shared, at, group, turn - 1, left + 1, left < closing, before.t, before.member, dq);
+}
+
+// No dS of a group's keys.
+__device__ __forceinline__ void store_no_gradients(const Shared& shared, u32 stage) {
+    u32 ds[ROWS / 4];
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
+    store_gradients(shared.ds(stage), ds);
+    shared_stores_done();
+}
+
+// dQ of a turn, from dS in the place of `stage`.
+__device__ __forceinline__ void make_queries(const Shared& shared, u32 stage, u32 group, float (&dq)[32]) {
+    hold(dq);
+    wgmma_fence();
+    begin_queries(shared, stage, group, dq);
+    wgmma_wait<0>();
+    hold(dq);
 }
 
 // A turn of a group whose keys are not seen: its part of dQ is all that it makes.
 __device__ __forceinline__ void pass_blind(
     const Args& a, const Shared& shared, u32 at, u32 group, u32 stage, u32 turn, int left, bool closes, int t, int member
 ) {
-    u32 ds[ROWS / 4];
-#pragma unroll
-    for (int i = 0; i < ROWS / 4; ++i) ds[i] = 0;
-    store_gradients(shared.ds(stage), ds);
-    shared_stores_done();
+    store_no_gradients(shared, stage);
     barrier_meet(shared.met());
     release(shared.q_empty(stage));
     float dq[32];
-    hold(dq);
-    wgmma_fence();
-    begin_queries(shared, stage, group, dq);
-    wgmma_wait<0>();
-    hold(dq);
+    make_queries(shared, stage, group, dq);
     release(shared.dout_empty(stage));
     pass_queries<false>(a, shared, at, group, turn, left, closes, t, member, dq);
 }
@@ -268,7 +300,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     constexpr bool ALIKE = !IS_GENERAL;
     // Whether dQ is handed over behind the next scores' start, so that nobody waits until it is stored. In the short form those may
     // wait for other blocks, which may wait for this dQ.
-    constexpr bool DEFERS = !SHORT && !IS_GENERAL;
+    constexpr bool DEFERS = !SHORT && !IS_GENERAL, LATE = IS_LATE<SHORT>;
     // How many eights of rows have their numbers read before products are waited for: as many as there are registers for.
     constexpr int EARLY_LSE = 8, EARLY_D = SHORT || IS_GENERAL ? 0 : 4;
     // And how many become weights before dP is waited for. Weights are that far ahead of dS then.
@@ -297,10 +329,12 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         const int end = SHORT ? (int)uniform(tile.end) : 0;
         int t = start_of<SHORT>(a, tile, at), member = 0;
         const u32 base = ALIKE ? uniform(all.base) : all.base, own = ALIKE ? uniform(threadIdx.x / 128) : 0;
-        // Whether dQ of the turn before is still to be handed over.
+        // Whether dQ of the last turn that made one is still to be handed over.
         bool pending = false;
+        Before before = {0, 0};
+        const int turns = (int)uniform((tile.end - tile.first) * a.group);
 #pragma unroll 1
-        for (int left = (tile.end - tile.first) * a.group; left > 0; --left) {
+        for (int left = turns; left > 0; --left) {
             const Shared shared = {ALIKE ? base : kept(base)};
             const u32 group = ALIKE ? own : kept(threadIdx.x) / 128;
             const int now = t, head = member;
@@ -318,8 +352,22 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                 alone = !IS_GENERAL && is_blind(tile, now * ROWS, group ^ 1);
                 clear_queries(shared, stage, tile.rows - now * ROWS);
                 if (!IS_GENERAL && is_blind(tile, now * ROWS, group)) {
-                    if (pending) hand_queries(shared, group, ring.turns - 1);
+                    if (pending) hand_queries(shared, group, ring.turns - 1 - LATE);
                     pending = false;
+                    if constexpr (LATE) {
+                        wait_before(shared, ring.turns);
+                        store_no_gradients(shared, stage);
+                        float dq[32];
+                        make_queries(shared, stage ^ 1, group, dq);
+                        __syncwarp();
+                        release(shared.met());
+                        release(shared.q_empty(stage));
+                        if (left > 1) release(shared.dout_empty(stage));
+                        pending = pass_before(a, shared, at, group, ring.turns, left, turns, closing, before, dq);
+                        before = {now, head};
+                        ring.advance();
+                        continue;
+                    }
                     if (SHORT && 2 * left > opening) make_d(shared, stage, left + opening, tile.rows - now * ROWS);
                     pass_blind(a, shared, at, group, stage, ring.turns, left, left <= closing, now, head);
                     ring.advance();
@@ -347,7 +395,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_fence();
             scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
             wgmma_commit();
-            if (pending) hand_queries(shared, group, ring.turns - 1);
+            if (pending) hand_queries(shared, group, ring.turns - 1 - LATE);
             if constexpr (!IS_GENERAL) {
                 barrier_wait(shared.dout_full(stage), ring.parity());
                 wgmma_fence();
@@ -378,6 +426,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(dp);
             if (SHORT && 2 * left > opening) barrier_wait(shared.d_full(), (left + opening) % 2);
             get_numbers<EARLY_D, ROWS / 8>(numbers, shared.statistics(stage) + ROWS * 4);
+            if constexpr (LATE) wait_before(shared, ring.turns);
             const u32 place = place_of_square(shared.ds(stage) + kept(threadIdx.x) / 32 * 2048);
 #pragma unroll
             for (int j = 0; j < ROWS / 8; j += 2) {
@@ -393,36 +442,61 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             }
             if constexpr (!IS_GENERAL) start_dv();
             shared_stores_done();
-            // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.
-            if (alone) barrier_meet(shared.met());
-            else named_barrier(1, CONSUMERS);
+            if constexpr (!LATE) {
+                // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.
+                if (alone) barrier_meet(shared.met());
+                else named_barrier(1, CONSUMERS);
+            }
             float dq[32];
             hold(dq);
             hold(dk);
             hold(ds);
             wgmma_fence();
-            begin_queries(shared, stage, group, dq);
+            // Of the turn before where dQ is late: in a walk's first turn nobody asks for it.
+            begin_queries(shared, stage ^ LATE, group, dq);
             values(dk, ds, descriptor(shared.q(stage), ROWS * 128));
             wgmma_commit();
             wgmma_wait<1>();
             hold(dq);
             hold(dv);
             if constexpr (!IS_GENERAL) hold(p);
-            release(shared.dout_empty(stage));
-            pending = pass_queries<DEFERS>(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
+            if constexpr (LATE) {
+                __syncwarp();
+                release(shared.met());
+                // The last turn's is given back when the walk's last dQ is made, as K's place is.
+                if (left > 1) release(shared.dout_empty(stage));
+                pending = pass_before(a, shared, at, group, ring.turns, left, turns, closing, before, dq);
+                before = {now, head};
+            } else {
+                release(shared.dout_empty(stage));
+                pending = pass_queries<DEFERS>(a, shared, at, group, ring.turns, left, left <= closing, now, head, dq);
+            }
             wgmma_wait<0>();
             hold(dk);
             hold(ds);
             release(shared.q_empty(stage));
             ring.advance();
         }
-        if (pending) hand_queries({base}, own, ring.turns - 1);
+        if constexpr (!LATE) {
+            if (pending) hand_queries({base}, own, ring.turns - 1);
+        } else if (turns > 0) {
+            const Shared shared = {base};
+            const u32 turn = ring.turns - 1, stage = turn % STAGES;
+            if (pending) hand_queries(shared, own, turn - 1);
+            barrier_wait(shared.met(), turn % 2);
+            float dq[32];
+            make_queries(shared, stage, own, dq);
+            __syncwarp();
+            release(shared.dout_empty(stage));
+            if (pass_queries<true>(a, shared, at, own, turn, 1, 1 <= closing, before.t, before.member, dq))
+                hand_queries(shared, own, turn);
+        }
         const Tile done = get_tile(at);
         __syncwarp();
         release(shared.kv_empty(tiles.stage()));
         tiles.advance();
         const Rows keys = keys_of_tile(a, done);
-        const u32 place = shared.ds(ring.turns);
+        const u32 place = shared.ds(ring.turns) + kept(threadIdx.x) / 32 * 2048;
         store(a.dk, a, keys, place, dk, a.scale, a.dim);
         store(a.dv, a, keys, place, dv, 1.0f, a.dim_v);
     }

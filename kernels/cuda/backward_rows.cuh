@@ -150,6 +150,7 @@ __device__ __forceinline__ void store_lanes(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
 ) {
     const u32 lane = kept(threadIdx.x) % 32;
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int r = lane / 4 + i % 2 * 8, sixteenth = i / 2 * 2 + lane % 4 / 2;
@@ -176,12 +177,11 @@ __device__ __forceinline__ void store_lanes(
     __syncwarp();
 }
 
-// Writes accumulators; `at` has 2 KB of shared memory for each warp.
+// Writes accumulators through 2 KB of shared memory that are the warp's own.
 template <int COUNT>
 __device__ __forceinline__ void store(
-    const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
+    const View& view, const Args& a, const Rows& rows, u32 own, const float (&d)[COUNT], float factor, int dim
 ) {
-    const u32 own = at + kept(threadIdx.x) / 32 * 2048;
     if (view.format == RESULTS && !a.accumulate && by_engine(a)) {
         store_panel<0>(view, a, rows, own, d, factor, dim);
         if constexpr (COUNT > 32) store_panel<32>(view, a, rows, own, d, factor, dim);

@@ -74,7 +74,8 @@ struct Shared {
     // Out of rows that are opened is there; their D is.
     __device__ __forceinline__ u32 out_full() const { return base + 48; }
     __device__ __forceinline__ u32 d_full() const { return base + 56; }
-    // All consumers are here, in a turn of which one group sees nothing. In FP8: dS of a turn is there.
+    // All consumers are here, in a turn of which one group sees nothing. Where dQ is late: dS of a turn is there, and that of the turn
+    // before is read no more.
     __device__ __forceinline__ u32 met() const { return base + 80; }
     __device__ __forceinline__ u32 q_full(u32 stage) const { return base + 64 + 8 * stage; }
     __device__ __forceinline__ u32 q_empty(u32 stage) const { return base + 128 + 8 * stage; }

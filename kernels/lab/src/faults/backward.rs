@@ -94,7 +94,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "add_part(shared, turn, sums, false);",
         READS;
     "sums-of-other-keys-forgotten", Arithmetic, ("dq of the last tile of keys alone, not a sum", "https://arxiv.org/abs/2307.08691"), "backward.cu",
-        "add_sums(shared.dq(group), dq);"
+        "add_sums(own, dq);"
             => ";",
         VALUES;
     "sums-opened-twice", WrongSeam, ("which tile of keys adds first, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",

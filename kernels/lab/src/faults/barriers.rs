@@ -40,19 +40,19 @@ pub(super) const SPLIT_BARRIER_FAULTS: &[SourceFault] = faults! { SPLIT;
 /// The faults of groups of warps in a backward.
 pub(super) const BACKWARD_BARRIER_FAULTS: &[SourceFault] = faults! { TUNED;
     "other-groups-ds-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
-        "put_square_if(!ragged, place + j / 8 * KEYS * 128, j % 8 * 8, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);\n            }\n            hold(ds);\n            if (ragged) {\n                mask(p, ds, a, at, now * ROWS);\n                store_gradients(shared.ds(stage), ds);\n            }\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.\n            if (alone) barrier_meet(shared.met());\n            else named_barrier(1, CONSUMERS);"
-            => "}\n            hold(ds);\n            if (ragged) mask(p, ds, a, at, now * ROWS);\n            if (threadIdx.x >= 128) __nanosleep(4000);\n            store_gradients(shared.ds(stage), ds);\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            if (alone) barrier_meet(shared.met());\n            else __syncwarp();",
+        "put_square_if(!ragged, place + j / 8 * KEYS * 128, j % 8 * 8, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);\n            }\n            hold(ds);\n            if (ragged) {\n                mask(p, ds, a, at, now * ROWS);\n                store_gradients(shared.ds(stage), ds);\n            }\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            if constexpr (!LATE) {\n                // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.\n                if (alone) barrier_meet(shared.met());\n                else named_barrier(1, CONSUMERS);"
+            => "}\n            hold(ds);\n            if (ragged) mask(p, ds, a, at, now * ROWS);\n            if (threadIdx.x >= 128) __nanosleep(4000);\n            store_gradients(shared.ds(stage), ds);\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            if constexpr (!LATE) {\n                if (alone) barrier_meet(shared.met());\n                else __syncwarp();",
         READS;
     "dq-handed-over-before-it-is-stored", WrongSeam, TILELANG_2612, "backward.cu",
-        "store_sums(shared.dq(group), dq);\n        if (DEFERS) return true;"
-            => "__syncwarp();\n        release(shared.dq_full(group, turn));\n        __nanosleep(4000);\n        store_sums(shared.dq(group), dq);\n        return false;",
+        "store_sums(own, dq);\n        if (DEFERS) return true;"
+            => "__syncwarp();\n        release(shared.dq_full(group, turn));\n        __nanosleep(4000);\n        store_sums(own, dq);\n        return false;",
         READS;
 };
 
 /// The faults of groups of warps in a backward in FP8.
 pub(super) const FP8_BARRIER_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8;
     "largest-ds-of-warps-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
-        "if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n    named_barrier(2 + thread / 128, 128);"
-            => "if (thread / 32 % 4 != 0) __nanosleep(4000);\n    if (thread % 32 == 0) put_one(own + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n    __syncwarp();",
+        "if (thread % 32 == 0) put_one(of_group + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n}\n__device__ __forceinline__ Power power_of_group(u32 of_group) {\n    named_barrier(2 + kept(threadIdx.x) / 128, 128);"
+            => "if (thread / 32 % 4 != 0) __nanosleep(4000);\n    if (thread % 32 == 0) put_one(of_group + thread / 32 % 4 * 4, __uint_as_float(of_warp));\n}\n__device__ __forceinline__ Power power_of_group(u32 of_group) {\n    __syncwarp();",
         READS;
 };
