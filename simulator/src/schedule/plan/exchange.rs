@@ -4,7 +4,7 @@ use seamproof_oracle::{Format, Side};
 
 use super::act::{Act, Extent, Mark, Op, Own, Way};
 use super::ring::RingPlan;
-use super::{Core, CoreShape, own};
+use super::{Around, Core, CoreShape, own};
 use crate::schedule::BufferId;
 use crate::schedule::build::{Builder, Local, LocalBackward, Shards};
 use crate::schedule::exchange::{HeadDeal, resized};
@@ -153,25 +153,24 @@ impl Exchanged {
         let end_backward = making.deal(&results, other);
         (Exchanged { begin, end, max_logit, begin_backward, end_backward }, core)
     }
+}
 
-    pub(super) fn begin(&self, to: &mut Vec<Op>) {
-        collect(&self.begin, to);
+impl Around for Exchanged {
+    /// Collects the rows of all members, of a part of the heads.
+    fn before(&self, is_backward: bool, to: &mut Vec<Op>) {
+        collect(if is_backward { &self.begin_backward } else { &self.begin }, to);
     }
 
-    pub(super) fn end(&self, to: &mut Vec<Op>) {
+    /// Deals them back.
+    fn behind(&self, is_backward: bool, to: &mut Vec<Op>) {
+        if is_backward {
+            return deal(&self.end_backward, to);
+        }
         deal(&self.end, to);
         let (from, all, mark) = self.max_logit;
         push(to, COMPUTE, Act::Record(mark));
         push(to, COMMUNICATION, Act::Wait(mark));
         push(to, COMMUNICATION, Act::GatherHeads { from, to: all });
-    }
-
-    pub(super) fn begin_backward(&self, to: &mut Vec<Op>) {
-        collect(&self.begin_backward, to);
-    }
-
-    pub(super) fn end_backward(&self, to: &mut Vec<Op>) {
-        deal(&self.end_backward, to);
     }
 }
 

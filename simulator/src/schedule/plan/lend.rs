@@ -5,7 +5,7 @@ use seamproof_oracle::{Problem, TensorName};
 
 use super::act::{Act, Extent, Loan, Mark, Op, Own};
 use super::barrier::Barrier;
-use super::own;
+use super::{Around, own};
 use crate::schedule::BufferId;
 use crate::schedule::build::{Builder, Local, Shards};
 use crate::schedule::lending::{ARRIVED, Desk, desks};
@@ -92,29 +92,25 @@ impl LendPlan {
             [(sent, way), (arrived, way.other())].into_iter().find(|(of, _)| *of == own).map(|(_, loan)| loan)
         })
     }
+}
 
-    pub(super) fn begin(&self, ops: &mut Vec<Op>) {
-        for tensor in self.tensors.iter().filter(|tensor| is_input(tensor.name)) {
+impl Around for LendPlan {
+    /// Fills holes of the keys, in the forward: a backward reads the same ones.
+    fn before(&self, is_backward: bool, ops: &mut Vec<Op>) {
+        for tensor in self.tensors.iter().filter(|tensor| !is_backward && is_input(tensor.name)) {
             let (from, to) = (tensor.outside, tensor.inside);
             push(ops, Act::Copy { from, to, rows: Extent::All });
             if let Some(from) = tensor.trade(ops, from) {
                 push(ops, Act::Unpack { from, to });
             }
         }
-        self.barriers[0].begin(ops);
+        self.barriers[usize::from(is_backward)].begin(ops);
     }
 
-    pub(super) fn end(&self, ops: &mut Vec<Op>) {
-        self.barriers[0].end(ops);
-    }
-
-    pub(super) fn begin_backward(&self, ops: &mut Vec<Op>) {
-        self.barriers[1].begin(ops);
-    }
-
-    pub(super) fn end_backward(&self, ops: &mut Vec<Op>) {
-        self.barriers[1].end(ops);
-        for tensor in self.tensors.iter().filter(|tensor| !is_input(tensor.name)) {
+    /// Repays gradients of the keys, in the backward.
+    fn behind(&self, is_backward: bool, ops: &mut Vec<Op>) {
+        self.barriers[usize::from(is_backward)].end(ops);
+        for tensor in self.tensors.iter().filter(|tensor| is_backward && !is_input(tensor.name)) {
             let (from, to) = (tensor.inside, tensor.outside);
             if let Some(landed) = tensor.trade(ops, from) {
                 push(ops, Act::Repay { from: landed, to: from });

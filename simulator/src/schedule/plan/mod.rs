@@ -22,6 +22,7 @@
 
 mod act;
 mod barrier;
+mod cut;
 mod exchange;
 mod gather;
 mod gather_steps;
@@ -37,7 +38,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use seamproof_oracle::TensorName::{self, Dk, Dout, Dq, Dv, K, Out, Q, V};
-use seamproof_oracle::{Algorithm, Balance, Pass, Problem, Side};
+use seamproof_oracle::{Pass, Problem, Side};
 
 pub use act::{Act, Extent, Launch, Launches, Loan, Mark, Op, Own, STREAMS, Way};
 pub use pairs::{PieceId, PiecePairs, WrongSegments};
@@ -45,19 +46,17 @@ pub use unroll::PlannedRank;
 
 use super::build::{self, BuildError, Builder, Local, Shards};
 use super::exchange::HeadDeal;
-use super::hierarchical::joined;
 pub(crate) use super::lending::Counter;
 use super::lending::{Desk, alone};
-use super::program::{Buffer, BufferId, KeySource, MergeOrder, SegmentSource};
+use super::program::{Buffer, BufferId, MergeOrder, SegmentSource};
 pub(crate) use super::sequence_parallel::rotated;
 use super::sequence_parallel::{hidden, of_member};
 use super::shared::SharedRows;
-use super::tables;
 use crate::shard::ShardedSide;
+use cut::Cut;
 use exchange::Exchanged;
-use gather::{GatherLaunches, GatherPlan, GatherShape};
+use gather::GatherPlan;
 use lend::LendPlan;
-use pairs::Lowering;
 use region::RegionPlan;
 use ring::{RingPlan, RingShape};
 use whole::WholePlan;
@@ -114,79 +113,36 @@ pub struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Returns the plan of a problem's own algorithm whose rings merge in an order.
     pub fn new(problem: &'a Problem, order: MergeOrder) -> Result<Plan<'a>, PlanError> {
-        let (algorithm, region) = (problem.parallel.algorithm, problem.parallel.region.max(1));
-        let members = members(problem)?;
-        let deal = HeadDeal::new(problem.heads, region)?;
-        let own = if region > 1 { Cow::Owned(of_member(problem, &deal, 0)?) } else { Cow::Borrowed(problem) };
-        let (outside, problem) = (problem, &*own);
-        let heads = HeadDeal::new(problem.heads, members)?;
-        let shards = Shards::new(problem)?;
-        let (pieces, lowering) = pieces(algorithm, &shards, members);
-        let parts = parts(&pieces, lowering)?;
-        let is_deferred = order == MergeOrder::Deferred;
-        let (of_table, keys) = match algorithm {
-            Algorithm::AllGather => (&shards, KeySource::Gathered),
-            _ => (&pieces, KeySource::Of(0)),
-        };
-        let told = SegmentSource::told(problem.mask, of_table, 0, keys).filter(|_| is_deferred);
-        let pairs = pairs(problem, [&shards, &pieces], (lowering, told.is_some()))?;
-        let shares = !problem.sharing.is_empty();
-        let shared = SharedRows::of(problem, |sequence| shards.kv.gathered(sequence))
-            .filter(|_| algorithm == Algorithm::AllGather);
-        let inside =
-            if shares && shared.is_none() { Cow::Owned(alone(problem)) } else { Cow::Borrowed(problem) };
+        let ranks = problem.parallel.region.max(1);
+        let deal = HeadDeal::new(problem.heads, ranks)?;
+        let own = if ranks > 1 { Cow::Owned(of_member(problem, &deal, 0)?) } else { Cow::Borrowed(problem) };
+        let cut = Cut::new(&own)?;
+        let told = cut.told(&own, order);
+        let pairs = cut.pairs(&own, told.is_some())?;
+        let shared = cut.shared(&own);
+        let lends = !own.sharing.is_empty() && shared.is_none();
+        let inside = if lends { Cow::Owned(alone(&own)) } else { Cow::Borrowed(&*own) };
+        cut.refuse_kept_codes(&inside, order)?;
         let mut builder = Builder::new(1);
-        let local = build::local_with_sinks(&mut builder, &inside, &shards, 0, heads.sinks(problem, 0));
-        let steps = if build::slots(&pieces.kv).is_empty() { 1 } else { pieces.q.cp };
-        let is_code = problem.pass == Pass::Backward && inside.precision.gradients.format.saturates();
-        let is_ring = !matches!(algorithm, Algorithm::AllToAll | Algorithm::AllGather);
-        if is_deferred && is_ring && is_code && steps > 1 {
-            return Err(PlanError::None("gradients in FP8 that are kept"));
-        }
-        let shape = match algorithm {
-            Algorithm::AllToAll => CoreShape::Whole(told.as_ref()),
-            _ => CoreShape::Ring(RingShape { steps, key_parts: parts[1], order, told: told.as_ref() }),
-        };
-        let launches = match lowering == Lowering::Rows {
-            true => GatherLaunches::Residues(shards.kv.cp as u16),
-            false => GatherLaunches::Parts(parts[0] as u16),
-        };
-        let (exchange, core) = match algorithm {
-            Algorithm::AllGather => {
-                let rows = pieces.kv.rows;
-                let shape = GatherShape { rows, launches, shares, is_deferred, told: told.as_ref() };
-                (None, Core::Gather(GatherPlan::new(&mut builder, &local, &shape)))
-            }
-            Algorithm::Ring => {
-                let core = shape.forward(&mut builder, &local);
-                (None, shape.with_backward(core, &mut builder, &local))
-            }
-            _ => {
-                let (exchange, core) = Exchanged::new(&mut builder, &local, &shards, members, heads, &shape);
-                (Some(exchange), core)
-            }
-        };
+        let sinks = cut.heads.sinks(&own, 0);
+        let local = build::local_with_sinks(&mut builder, &inside, &cut.shards, 0, sinks);
+        let (exchange, core) = cut.core(&mut builder, &local, (&own, order), told.as_ref());
         let streams = core.streams(exchange.is_some());
-        let of_inside = (core.events(), &streams[..]);
-        let lend = (shares && shared.is_none())
-            .then(|| LendPlan::new(&mut builder, problem, (&shards, &local), of_inside));
+        let of_core = (core.events(), &streams[..]);
+        let lend = lends.then(|| LendPlan::new(&mut builder, &own, (&cut.shards, &local), of_core));
         let events = lend.as_ref().map_or(core.events(), LendPlan::events);
-        let of_inside = (events, &streams_around(&streams, lend.is_some())[..]);
-        let region = (region > 1).then(|| {
-            RegionPlan::new(
-                &mut builder,
-                (region, deal, outside.heads),
-                &tensors(&local, lend.as_ref()),
-                of_inside,
-            )
-        });
+        let of_inside = (events, &streams_around(&streams, lends)[..]);
+        let tensors = tensors(&local, lend.as_ref());
+        let region = (ranks > 1)
+            .then(|| RegionPlan::new(&mut builder, (ranks, deal, problem.heads), &tensors, of_inside));
         let buffers = builder.finish().buffers;
         if buffers.len() > usize::from(u16::MAX) {
             return Err(PlanError::None("more buffers of a rank than can be numbered"));
         }
+        let Cut { shards, pieces, members, heads, .. } = cut;
         Ok(Plan {
-            problem: outside,
-            own: own.clone(),
+            problem,
+            own,
             region,
             shards,
             pieces,
@@ -323,13 +279,16 @@ impl<'a> Plan<'a> {
 
     /// Returns the number of sections of each pass.
     pub fn of_pass(&self) -> usize {
-        self.core.sections() + 2 * self.around()
+        self.core.sections() + 2 * self.layers().count()
     }
 
-    /// Returns the number of sections before the core of a pass, and behind it.
-    fn around(&self) -> usize {
-        let all = [self.region.is_some(), self.lend.is_some(), self.exchange.is_some()];
-        all.into_iter().map(usize::from).sum()
+    /// Returns what is around the core, from the outermost on. Each has a section of a pass before the core, and one behind
+    /// it.
+    fn layers(&self) -> impl Iterator<Item = &dyn Around> {
+        let region = self.region.iter().map(|layer| layer as &dyn Around);
+        let lend = self.lend.iter().map(|layer| layer as &dyn Around);
+        let exchange = self.exchange.iter().map(|layer| layer as &dyn Around);
+        region.chain(lend).chain(exchange)
     }
 
     /// Returns a rank's place in its ring.
@@ -447,59 +406,14 @@ impl<'a> Plan<'a> {
         if self.gathers() { 0 } else { self.place(rank) }
     }
 
-    fn forward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
-        match &self.core {
-            Core::Ring(ring) => self.forward(ring, rank, index, to),
-            Core::Whole(whole) => whole.push_forward(to),
-            Core::Gather(gather) => self.forward_gathered(gather, rank, index, to),
-        }
-    }
-
-    fn backward_core(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
-        match &self.core {
-            Core::Ring(ring) => self.backward(ring, rank, index, to),
-            Core::Whole(whole) => whole.push_backward(to),
-            Core::Gather(gather) => self.backward_gathered(gather, rank, index, to),
-        }
-    }
-
-    /// Appends the section before the core that is around all sections from it on.
-    fn begin(&self, (rank, is_backward): (usize, bool), depth: usize, to: &mut Vec<Op>) {
-        let depth = match (&self.region, depth) {
-            (None, depth) => depth,
-            (Some(region), 0) => {
-                let mut all = Vec::new();
-                region.enter(is_backward, &mut all);
-                return self.append_barriers((rank, is_backward), all, to);
-            }
-            (Some(_), depth) => depth - 1,
-        };
-        match (&self.lend, &self.exchange, is_backward) {
-            (Some(lend), _, false) if depth == 0 => lend.begin(to),
-            (Some(lend), _, true) if depth == 0 => lend.begin_backward(to),
-            (_, Some(exchange), false) => exchange.begin(to),
-            (_, Some(exchange), true) => exchange.begin_backward(to),
-            _ => {}
-        }
-    }
-
-    /// Appends the section behind the core that belongs to one before it.
-    fn end(&self, (rank, is_backward): (usize, bool), depth: usize, to: &mut Vec<Op>) {
-        let depth = match (&self.region, depth) {
-            (None, depth) => depth,
-            (Some(region), 0) => {
-                let mut all = Vec::new();
-                region.leave(is_backward, &mut all);
-                return self.append_barriers((rank, is_backward), all, to);
-            }
-            (Some(_), depth) => depth - 1,
-        };
-        match (&self.lend, &self.exchange, is_backward) {
-            (Some(lend), _, false) if depth == 0 => lend.end(to),
-            (Some(lend), _, true) if depth == 0 => lend.end_backward(to),
-            (_, Some(exchange), false) => exchange.end(to),
-            (_, Some(exchange), true) => exchange.end_backward(to),
-            _ => {}
+    fn push_core(&self, (rank, is_backward): (usize, bool), index: usize, to: &mut Vec<Op>) {
+        match (&self.core, is_backward) {
+            (Core::Ring(ring), false) => self.forward(ring, rank, index, to),
+            (Core::Ring(ring), true) => self.backward(ring, rank, index, to),
+            (Core::Whole(whole), false) => whole.push_forward(to),
+            (Core::Whole(whole), true) => whole.push_backward(to),
+            (Core::Gather(gather), false) => self.forward_gathered(gather, rank, index, to),
+            (Core::Gather(gather), true) => self.backward_gathered(gather, rank, index, to),
         }
     }
 
@@ -516,13 +430,28 @@ impl Programs for Plan<'_> {
 
     fn section(&self, rank: usize, index: usize, to: &mut Vec<Op>) {
         let (is_backward, index) = (index >= self.of_pass(), index % self.of_pass());
-        match (is_backward, index.checked_sub(self.around())) {
-            (false, Some(index)) if index < self.core.sections() => self.forward_core(rank, index, to),
-            (true, Some(index)) if index < self.core.sections() => self.backward_core(rank, index, to),
-            (_, None) => self.begin((rank, is_backward), index, to),
-            _ => self.end((rank, is_backward), self.of_pass() - 1 - index, to),
+        let before = self.layers().count();
+        let behind = before + self.core.sections();
+        if (before..behind).contains(&index) {
+            return self.push_core((rank, is_backward), index - before, to);
         }
+        let mut around = Vec::new();
+        let depth = if index < before { index } else { self.of_pass() - 1 - index };
+        match self.layers().nth(depth) {
+            Some(layer) if index < before => layer.before(is_backward, &mut around),
+            Some(layer) => layer.behind(is_backward, &mut around),
+            None => {}
+        }
+        self.append_barriers((rank, is_backward), around, to);
     }
+}
+
+/// What is around a core: it makes what the core reads in a pass, and takes its results.
+trait Around {
+    /// Appends the section of a pass before what it is around.
+    fn before(&self, is_backward: bool, to: &mut Vec<Op>);
+    /// Appends the section behind it.
+    fn behind(&self, is_backward: bool, to: &mut Vec<Op>);
 }
 
 /// What attends.
@@ -605,57 +534,6 @@ impl Core {
     }
 }
 
-/// Returns the number of ranks of an exchange, which are one member of a ring together.
-fn members(problem: &Problem) -> Result<usize, PlanError> {
-    match problem.parallel.algorithm {
-        Algorithm::Ring | Algorithm::AllGather => Ok(1),
-        Algorithm::Hierarchical { all_to_all } => Ok(all_to_all),
-        Algorithm::AllToAll => Ok(problem.parallel.size()),
-        Algorithm::Single => Err(PlanError::None("a single rank")),
-    }
-}
-
-/// Returns both sides as the core has them, with the manner in which their segments are made.
-fn pieces(algorithm: Algorithm, shards: &Shards, members: usize) -> (Shards, Lowering) {
-    match algorithm {
-        Algorithm::AllToAll => (tables::whole_sequences(shards), Lowering::Whole),
-        Algorithm::AllGather => {
-            let whole = tables::whole_sequences(shards);
-            let is_apart = shards.q.cp > 1 && shards.q.balance == (Balance::Striped { stripe: 1 });
-            let lowering = if is_apart { Lowering::Rows } else { Lowering::Prefix };
-            (Shards { q: shards.q.clone(), kv: whole.kv }, lowering)
-        }
-        Algorithm::Hierarchical { .. } => of_steps(joined_sides(shards, members).of_ring()),
-        Algorithm::Ring | Algorithm::Single => of_steps(shards.of_ring()),
-    }
-}
-
-/// Returns the number of parts of a slot of queries and of a slot of keys, if they can be numbered.
-fn parts(pieces: &Shards, lowering: Lowering) -> Result<[usize; 2], PlanError> {
-    let gathers = matches!(lowering, Lowering::Prefix | Lowering::Rows);
-    if gathers && build::slots(&pieces.q).is_empty() {
-        return Err(PlanError::None("an all-gather without queries"));
-    }
-    let parts = lowering.parts(pieces);
-    match parts.iter().all(|parts| *parts < usize::from(u16::MAX)) {
-        true => Ok(parts),
-        false => Err(PlanError::None("more pieces of a slot than can be numbered")),
-    }
-}
-
-/// Returns the pairs of pieces in the forward, and in the backward where they are others.
-fn pairs(
-    problem: &Problem,
-    [shards, pieces]: [&Shards; 2],
-    (lowering, is_told): (Lowering, bool),
-) -> Result<Vec<PiecePairs>, WrongSegments> {
-    let mut pairs = vec![PiecePairs::new(&problem.mask, pieces, (lowering, is_told))?];
-    if lowering == Lowering::Rows && problem.pass == Pass::Backward {
-        pairs.push(PiecePairs::new(&problem.mask, shards, (Lowering::Residues, is_told))?);
-    }
-    Ok(pairs)
-}
-
 /// Returns the buffers of inputs and results that a region hides.
 fn tensors(local: &Local, lend: Option<&LendPlan>) -> Vec<(TensorName, BufferId)> {
     let forward = [(K, local.k), (V, local.v), (Q, local.q), (Out, local.out)];
@@ -668,19 +546,6 @@ fn tensors(local: &Local, lend: Option<&LendPlan>) -> Vec<(TensorName, BufferId)
 fn streams_around(streams: &[u8], lends: bool) -> Vec<u8> {
     let loans = (lends && !streams.contains(&2)).then_some(2);
     streams.iter().copied().chain(loans).collect()
-}
-
-/// Returns pieces with the manner in which a ring's steps have them.
-fn of_steps(pieces: Shards) -> (Shards, Lowering) {
-    let lowering = match pieces.q.balance {
-        Balance::Striped { stripe: width @ 2.. } => Lowering::Stripes(width),
-        _ => Lowering::Step,
-    };
-    (pieces, lowering)
-}
-
-fn joined_sides(shards: &Shards, members: usize) -> Shards {
-    Shards { q: joined(&shards.q, members), kv: joined(&shards.kv, members) }
 }
 
 /// Returns a builder's buffer as one of a plan.

@@ -5,7 +5,7 @@ use seamproof_oracle::{Heads, Side, TensorName};
 
 use super::act::{Act, Extent, Mark, Op, Own};
 use super::barrier::Barrier;
-use super::own;
+use super::{Around, own};
 use crate::schedule::build::Builder;
 use crate::schedule::exchange::HeadDeal;
 use crate::schedule::program::{Buffer, BufferId, Layer, Role};
@@ -80,9 +80,11 @@ impl RegionPlan {
         let all = self.passes.iter().flatten().flatten();
         all.map(|tensor| (tensor.name, tensor.result.unwrap_or(tensor.shard)))
     }
+}
 
+impl Around for RegionPlan {
     /// Gathers hidden rows and makes the rank's heads of them.
-    pub(super) fn enter(&self, is_backward: bool, ops: &mut Vec<Op>) {
+    fn before(&self, is_backward: bool, ops: &mut Vec<Op>) {
         let pass = usize::from(is_backward);
         for Hidden { shard, whole, marks: [arrived, _], .. } in &self.passes[pass][0] {
             push(ops, COMMUNICATION, Act::GatherHidden { from: *shard, to: *whole });
@@ -100,7 +102,7 @@ impl RegionPlan {
     }
 
     /// Makes summands of hidden rows, and scatters their sums.
-    pub(super) fn leave(&self, is_backward: bool, ops: &mut Vec<Op>) {
+    fn behind(&self, is_backward: bool, ops: &mut Vec<Op>) {
         let pass = usize::from(is_backward);
         self.barriers[pass].end(ops);
         for Hidden { name, inside, whole, shard, marks: [ready, ended], .. } in &self.passes[pass][1] {
