@@ -91,8 +91,8 @@ pub(super) const FP8_BACKWARD_FAULTS: &[SourceFault] = faults! { BACKWARD_IN_FP8
             => "int biased = min(max(263 - exponent, 1), 253);",
         VALUES;
     "factor-of-the-other-group", WrongSeam, ("a block of keys is divided by its neighbour's factor", "https://github.com/NVIDIA/cudnn-frontend/issues/520"), "backward.cu",
-        "__fmaf_rn(other[i], inverses.y, one[i] * inverses.x)"
-            => "__fmaf_rn(other[i], inverses.x, one[i] * inverses.x)",
+        "__fmaf_rn(other[i], inverses.y, dq[i] * inverses.x)"
+            => "__fmaf_rn(other[i], inverses.x, dq[i] * inverses.x)",
         VALUES;
     "lanes-of-the-first-half", WrongSeam, ("the second half of the lanes repeats the first", "https://github.com/Dao-AILab/flash-attention/issues/2651"), "backward.cu",
         "sum_rows<E4M3>(other, ds, q + LANES);"
