@@ -7,7 +7,7 @@
 //!    pieces are what the mask shows of them.
 //! 2. *Each rank alone* (`form.rs`, `clocks.rs`, `launched.rs`): shapes fit, nothing races, and the launches of a pass are
 //!    all pairs of its queries, each once.
-//! 3. *All ranks together* (`meet.rs`, `values.rs`): going through their programs in the host's order, ranks meet in every
+//! 3. *All ranks together* (`meet.rs`, `values`): going through their programs in the host's order, ranks meet in every
 //!    message and collective. Launches find the keys that they name, and each contribution gets into its result once.
 //!
 //! Ranks that meet in the host's order cannot wait for each other in any other: streams and marks demand less than the

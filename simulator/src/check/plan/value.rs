@@ -1,4 +1,4 @@
-//! Values: what all rows of a buffer hold that matter, in the words of the field. `values.rs` says what becomes of them.
+//! Values: what all rows of a buffer hold that matter, in the words of the field. `values` says what becomes of them.
 
 use std::fmt;
 
