@@ -5,7 +5,7 @@
 //! 1. *Pieces* ([`PiecePairs`](crate::schedule::plan::PiecePairs), `dealt.rs`, `loans.rs`, `hidden.rs`): every position is
 //!    in one piece of one rank, keys that sequences share and hidden rows go where they belong, and the segments of two
 //!    pieces are what the mask shows of them.
-//! 2. *Each rank alone* (`form.rs`, `clocks.rs`, `launched.rs`): shapes fit, nothing races, and the launches of a pass are
+//! 2. *Each rank alone* (`form`, `clocks.rs`, `launched.rs`): shapes fit, nothing races, and the launches of a pass are
 //!    all pairs of its queries, each once.
 //! 3. *All ranks together* (`meet.rs`, `values`): going through their programs in the host's order, ranks meet in every
 //!    message and collective. Launches find the keys that they name, and each contribution gets into its result once.
