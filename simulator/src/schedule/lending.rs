@@ -212,7 +212,7 @@ pub(super) fn desks(problem: &Problem, kv: &ShardedSide) -> Vec<Desk> {
 #[derive(Debug)]
 pub(crate) struct Counter {
     /// Rows of the rank with those in the order of sending, and the turn of each pair.
-    loans: Vec<(RowPair, usize)>,
+    pub(crate) loans: Vec<(RowPair, usize)>,
     /// The rows of each member, in the order of sending.
     pub(crate) regions: Vec<Run>,
     /// Number of all rows.

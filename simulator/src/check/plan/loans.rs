@@ -39,7 +39,7 @@ fn is_borrowed(plan: &Plan<'_>, row: Row) -> bool {
 }
 
 /// Whether a row is owned by a sequence, which does not borrow it.
-fn is_held(plan: &Plan<'_>, row: Row) -> bool {
+pub(super) fn is_held(plan: &Plan<'_>, row: Row) -> bool {
     matches!(row, Row::Real(..) | Row::Padding(_)) && !is_borrowed(plan, row)
 }
 
@@ -111,10 +111,13 @@ struct Ordered<'a> {
 }
 
 impl<'a> Ordered<'a> {
-    /// Returns the rows; `None` if a place in the order has no row, or two.
+    /// Returns the rows; `None` if a place in the order has no row or two, or a row has none.
     fn new(counter: &'a Counter) -> Option<Ordered<'a>> {
         let mut rows = vec![None; counter.rows];
         for (here, sent) in counter.rows() {
+            if here.len != sent.len {
+                return None;
+            }
             for (row, at) in here.real_rows().zip(sent.real_rows()) {
                 let place = rows.get_mut(at).filter(|place| place.is_none())?;
                 *place = Some(row);
@@ -184,4 +187,19 @@ fn turns(plan: &Plan<'_>, rank: usize, rows: usize) -> Result<(), Unproved> {
         }
     }
     if sent.into_iter().all(|sent| sent) { Ok(()) } else { Err(wrong(rank, "a loan is in no turn")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_sent_to_no_place_is_in_no_order() {
+        let sent = Run::packed(0, 2, 2);
+        let of = |here| Counter { loans: vec![((here, sent), 0)], regions: vec![sent], rows: 2 };
+        let order = |here| Ordered::new(&of(here)).map(|ordered| ordered.rows);
+        assert_eq!(order(Run::packed(4, 2, 2)), Some(vec![4, 5]));
+        assert_eq!(order(Run::packed(4, 3, 3)), None);
+        assert_eq!(order(Run::packed(4, 1, 2)), None);
+    }
 }
