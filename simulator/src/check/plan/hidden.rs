@@ -1,5 +1,5 @@
-//! The rows of sequence-parallel regions: each row of a member's sequences is in one shard of its region, at its own place,
-//! and is rotated by its position.
+//! The rows of sequence-parallel regions: each row of a member's sequences is placed, is in one shard of its region at its own
+//! place, and is rotated by its position.
 //!
 //! Rows are looked at one by one, each once.
 
@@ -9,6 +9,7 @@ use seamproof_oracle::sharding::PlacedRun;
 
 use super::dealt::{Row, rows, tensor};
 use super::error::Unproved;
+use super::loans::is_held;
 use crate::schedule::plan::Plan;
 use crate::schedule::plan::rotated;
 
@@ -27,11 +28,11 @@ fn of_member(plan: &Plan<'_>, member: usize, side: Side) -> Result<(), Unproved>
     let wrong = |row, fault| Unproved::Row { rank: member, tensor: tensor(side), row, fault };
     let content = rows(plan.cuts(side)[0], member).map_err(|row| wrong(row, "is in no slot"))?;
     let placed = plan.placed(member, side);
-    let mut wanted = vec![Row::Nobody; content.len()];
-    placed.iter().flat_map(of_run).for_each(|(row, of)| wanted[row] = of);
-    if let Some(row) = wanted.iter().zip(&content).position(|(row, of)| *row != Row::Nobody && row != of) {
-        return Err(wrong(row, "is placed with another position"));
-    }
+    let is_owned = |row: Row| match side {
+        Side::Q => matches!(row, Row::Real(..) | Row::Padding(_)),
+        Side::Kv => is_held(plan, row),
+    };
+    let wanted = all_placed(&placed, &content, is_owned).map_err(|(row, fault)| wrong(row, fault))?;
     let (ranks, mut seen) = (plan.region_ranks(), wanted.clone());
     for place in 0..ranks {
         let first = place * content.len().div_ceil(ranks);
@@ -46,6 +47,27 @@ fn of_member(plan: &Plan<'_>, member: usize, side: Side) -> Result<(), Unproved>
         return Err(wrong(row, "is in no shard"));
     }
     turned(&placed, &wanted).map_err(|row| wrong(row, "is not rotated by its position"))
+}
+
+/// Returns the content of placed rows, which are all that are owned; or a row that is not so, with its fault.
+fn all_placed(
+    placed: &[PlacedRun],
+    content: &[Row],
+    is_owned: impl Fn(Row) -> bool,
+) -> Result<Vec<Row>, (usize, &'static str)> {
+    let mut wanted = vec![Row::Nobody; content.len()];
+    for (row, of) in placed.iter().flat_map(of_run) {
+        *wanted.get_mut(row).ok_or((row, "is placed outside of the tensor"))? = of;
+    }
+    for (row, (of, there)) in wanted.iter().zip(content).enumerate() {
+        match *of {
+            Row::Nobody if is_owned(*there) => return Err((row, "is of a sequence and is not placed")),
+            Row::Nobody => {}
+            of if of == *there => {}
+            _ => return Err((row, "is placed with another position")),
+        }
+    }
+    Ok(wanted)
 }
 
 /// Returns the rows of a placed run with their content.
@@ -76,4 +98,36 @@ fn turned(placed: &[PlacedRun], content: &[Row]) -> Result<(), usize> {
     }
     let is_missed = |(row, turned): (&Row, &bool)| matches!(row, Row::Real(..)) && !turned;
     content.iter().zip(&turned).position(is_missed).map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use seamproof_oracle::Run;
+    use seamproof_oracle::sharding::Piece;
+
+    use super::*;
+
+    #[test]
+    fn a_row_of_a_sequence_that_is_not_placed_is_found() {
+        let run = |sequence, local: Run| {
+            let piece = Piece { start: 0, step: 1, span: local.span, at: 0 };
+            PlacedRun { sequence, piece, local }
+        };
+        let [first, second] = [run(0, Run::packed(0, 2, 3)), run(1, Run::packed(4, 2, 2))];
+        let content = [
+            Row::Real(0, 0),
+            Row::Real(0, 1),
+            Row::Padding(0),
+            Row::Nobody,
+            Row::Real(1, 0),
+            Row::Real(1, 1),
+        ];
+        let placed = |placed: &[PlacedRun]| all_placed(placed, &content, |row| row != Row::Nobody);
+        assert_eq!(placed(&[first, second]), Ok(content.to_vec()));
+        assert_eq!(placed(&[first]), Err((4, "is of a sequence and is not placed")));
+        let unpadded = run(0, Run::packed(0, 2, 2));
+        assert_eq!(placed(&[unpadded, second]), Err((2, "is of a sequence and is not placed")));
+        let moved = run(1, Run::packed(5, 2, 2));
+        assert_eq!(placed(&[first, second, moved]), Err((6, "is placed outside of the tensor")));
+    }
 }
