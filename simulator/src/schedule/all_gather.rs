@@ -376,6 +376,12 @@ pub(super) fn calls(problem: &Problem, shards: &Shards, rank: usize) -> (Attenti
     (program.call(program.forward_segments()), backward.collect())
 }
 
+/// Returns the call of one of some launches. One that is not there attends nothing: the checker of plans refuses it.
+pub(super) fn call_of((whole, parts): (AttentionCall, Vec<AttentionCall>), index: usize) -> AttentionCall {
+    let nothing = AttentionCall { segments: Vec::new(), ..whole };
+    parts.into_iter().nth(index).unwrap_or(nothing)
+}
+
 /// Returns each real row as a piece of its own, and the padding as one piece.
 pub(super) fn one_by_one(placed: &PlacedRun) -> Vec<PlacedRun> {
     let PlacedRun { sequence, piece, local } = *placed;

@@ -2,9 +2,9 @@
 
 use seamproof_oracle::{Algorithm, Balance, Problem, ProblemFields, Side, Sink, TensorName};
 use seamproof_simulator::check::check;
-use seamproof_simulator::check::plan::{Unproved, prove_plan};
+use seamproof_simulator::check::plan::{PlanFault, Unproved, prove_plan};
 use seamproof_simulator::schedule::plan::{Act, Extent, Op, Own, Plan, Programs, Way};
-use seamproof_simulator::schedule::{FillValue, MergeOrder, Role};
+use seamproof_simulator::schedule::{FillValue, MergeOrder, Role, Work};
 
 use crate::plan::packed;
 
@@ -160,4 +160,31 @@ fn a_message_writes_no_row_of_a_result_that_nobody_owns() {
             }
         }
     });
+}
+
+#[test]
+fn a_launch_of_a_part_that_is_not_there_is_refused_and_attends_nothing() {
+    for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 2 }] {
+        let problem = packed(Algorithm::AllGather, balance, (3, Sink::None));
+        let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+        let behind = plan.parts()[0] as u16;
+        let rewrite = |_: usize, ops: &mut Vec<Op>| {
+            for op in ops {
+                if let Act::AttendGathered { launch, .. } = &mut op.act {
+                    launch.queries = [behind, behind + 1];
+                }
+            }
+        };
+        let programs = Rewritten { plan: &plan, rewrite: &rewrite };
+        let proof = prove_plan(&plan, &programs);
+        assert!(matches!(proof, Err(Unproved::Operation { fault: PlanFault::Pieces(_), .. })), "{proof:?}");
+        let schedule = plan.unroll(&programs);
+        let works = schedule.ranks.iter().flat_map(|program| &program.operations);
+        let launched = works.filter_map(|operation| match &operation.work {
+            Work::AttendBackward(launch) => Some(launch.call.segments.len()),
+            _ => None,
+        });
+        let launched: Vec<usize> = launched.collect();
+        assert!(!launched.is_empty() && launched.iter().all(|segments| *segments == 0), "{launched:?}");
+    }
 }

@@ -270,7 +270,7 @@ impl Plan<'_> {
         (is_residue, table): (bool, Option<Own>),
     ) -> (AttentionCall, Option<Region>) {
         let index = usize::from(if is_residue { launch.keys } else { launch.queries[0] });
-        let (whole, mut parts) = all_gather::calls(&self.own, &self.shards, self.member(rank));
+        let (whole, parts) = all_gather::calls(&self.own, &self.shards, self.member(rank));
         let is_whole = self.is_apart() && !is_residue;
         let keys = if is_residue { KeySource::Residues } else { KeySource::Gathered };
         if let Some(from) = self.source(rank, keys) {
@@ -279,7 +279,7 @@ impl Plan<'_> {
             let (segments, policy) = (told.segments(pieces.clone()), RowPolicy::Leave);
             return (AttentionCall { segments, policy, ..whole }, Some(told.region(pieces)));
         }
-        let part = if is_whole || index >= parts.len() { whole } else { parts.swap_remove(index) };
+        let part = if is_whole { whole } else { all_gather::call_of((whole, parts), index) };
         (AttentionCall { policy: RowPolicy::Leave, ..part }, None)
     }
 

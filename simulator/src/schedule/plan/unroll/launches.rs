@@ -148,10 +148,8 @@ impl Works<'_> {
             return self.core().told_launch(&told, first.into()..end.into(), keys.into()).0;
         }
         if self.plan.gathers() {
-            let (whole, mut parts) =
-                all_gather::calls(&self.plan.own, &self.plan.shards, self.plan.member(self.rank));
-            let index = usize::from(if self.plan.is_apart() { keys } else { first });
-            return if index < parts.len() { parts.swap_remove(index) } else { whole };
+            let calls = all_gather::calls(&self.plan.own, &self.plan.shards, self.plan.member(self.rank));
+            return all_gather::call_of(calls, usize::from(if self.plan.is_apart() { keys } else { first }));
         }
         let ends = (self.plan.place(self.rank), owner as usize);
         let segments = self.core().all_segments(ends, first.into()..end.into(), keys.into());
