@@ -95,10 +95,10 @@ impl Told {
         self.rows.len() / self.sequences
     }
 
-    /// Returns the segments of some pieces that follow each other.
+    /// Returns the segments of some pieces that follow each other; none of pieces that are not there.
     pub(super) fn segments(&self, pieces: Range<usize>) -> Vec<Segment> {
-        let rows = &self.rows[pieces.start * self.sequences..pieces.end * self.sequences];
-        rows.iter().map(SegmentRow::segment).collect()
+        let rows = self.rows.get(pieces.start * self.sequences..pieces.end * self.sequences);
+        rows.unwrap_or_default().iter().map(SegmentRow::segment).collect()
     }
 
     /// Returns the rows that say them.

@@ -164,13 +164,16 @@ fn a_message_writes_no_row_of_a_result_that_nobody_owns() {
 
 #[test]
 fn a_launch_of_a_part_that_is_not_there_is_refused_and_attends_nothing() {
-    for balance in [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 2 }] {
+    let balances = [Balance::Contiguous, Balance::DualChunk, Balance::Striped { stripe: 2 }];
+    // Launches of the deferred order read their segments in tables.
+    let orders = [MergeOrder::Running, MergeOrder::Deferred];
+    for (balance, order) in balances.into_iter().flat_map(|balance| orders.map(|order| (balance, order))) {
         let problem = packed(Algorithm::AllGather, balance, (3, Sink::None));
-        let plan = Plan::new(&problem, MergeOrder::Running).unwrap();
+        let plan = Plan::new(&problem, order).unwrap();
         let behind = plan.parts()[0] as u16;
         let rewrite = |_: usize, ops: &mut Vec<Op>| {
             for op in ops {
-                if let Act::AttendGathered { launch, .. } = &mut op.act {
+                if let Act::AttendGathered { launch, .. } | Act::AttendBackward { launch, .. } = &mut op.act {
                     launch.queries = [behind, behind + 1];
                 }
             }
