@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 use seamproof_oracle::{ContextParallel, Heads, Problem, ProblemFields};
-use seamproof_simulator::check::plan::{Unproved, is_plan, prove_plan};
+use seamproof_simulator::check::plan::{PlanProof, Unproved, is_plan, prove_plan};
 use seamproof_simulator::check::{CheckError, Proof, check, check_side_by_side, growth};
 use seamproof_simulator::schedule::plan::{Plan, PlanError};
 use seamproof_simulator::schedule::{BuildError, MergeOrder, build_with};
@@ -22,7 +22,12 @@ pub enum Proved {
     Refused(BuildError),
     /// A wrong schedule.
     Wrong(Vec<CheckError>),
+    /// A schedule that is too large to be written out, of which the plan is proved or not.
+    Planned(Result<PlanProof, Unproved>),
 }
+
+/// Most ranks of a plan that is proved in place of its schedule.
+const PLANNED_RANKS_MAX: usize = 1024;
 
 /// Builds and checks a problem's schedule that merges in the given order, and the growth of its resources.
 pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
@@ -40,6 +45,14 @@ pub fn prove(problem: &Problem, order: MergeOrder) -> Proved {
 /// Builds and checks a problem's schedule like [`prove`], at its own size alone.
 fn prove_one(problem: &Problem, order: MergeOrder) -> Proved {
     match build_with(problem, order) {
+        Err(error @ BuildError::TooLarge { ranks: ..=PLANNED_RANKS_MAX, .. }) => {
+            match Plan::new(problem, order) {
+                Ok(plan) => Proved::Planned(prove_plan(&plan, &plan)),
+                Err(PlanError::Segments(wrong)) => Proved::Planned(Err(wrong.into())),
+                Err(PlanError::Build(error)) => Proved::Refused(error),
+                Err(_) => Proved::Refused(error),
+            }
+        }
         Err(error) => Proved::Refused(error),
         Ok(schedule) => match check(problem, &schedule) {
             Ok(proof) => Proved::Held(proof),
@@ -247,6 +260,8 @@ impl Sweep {
             }
             Proved::Refused(_) => self.refused += 1,
             Proved::Wrong(errors) => self.wrong.push((item.problem, errors)),
+            Proved::Planned(Ok(_)) => self.planned += 1,
+            Proved::Planned(Err(error)) => self.unplanned.push((item.problem, error)),
         }
         self
     }
@@ -281,7 +296,29 @@ pub fn sweep(seed: u64, problems: u64) -> Sweep {
 
 #[cfg(test)]
 mod tests {
+    use seamproof_oracle::{Algorithm, Balance, Mask, Run, Sequence};
+
     use super::*;
+
+    /// Returns a causal ring of so many ranks, with one sequence.
+    fn ring(ranks: usize) -> Problem {
+        let run = Run::packed(0, 2 * ranks, 2 * ranks);
+        let fields = ProblemFields {
+            mask: Mask::CAUSAL,
+            parallel: ContextParallel::over(ranks, Algorithm::Ring, Balance::DualChunk),
+            ..ProblemFields::of(vec![Sequence { id: 0, q: run, kv: run }], 1)
+        };
+        Problem::new(fields).expect("the problem is legal")
+    }
+
+    #[test]
+    fn a_schedule_that_is_too_large_to_be_written_out_is_proved_as_a_plan() {
+        let order = MergeOrder::Running;
+        let written = build_with(&ring(300), order);
+        assert_eq!(written.err(), Some(BuildError::TooLarge { ranks: 300, sequences: 1 }));
+        assert!(matches!(prove(&ring(300), order), Proved::Planned(Ok(_))));
+        assert!(matches!(prove(&ring(4096), order), Proved::Refused(BuildError::TooLarge { .. })));
+    }
 
     #[test]
     fn a_short_sweep_proves_every_builder() {

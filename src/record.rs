@@ -437,6 +437,30 @@ pub fn is_stdout(path: &Path) -> bool {
     path == Path::new(STDOUT)
 }
 
+/// Returns the first of these named files in whose place there is, or will be, a file of a campaign's directory or
+/// one of those named before it, with that one's name.
+pub fn clash<'a>(dir: &Path, files: &[(&'a str, Option<&Path>)]) -> Option<(&'a str, String)> {
+    let own = [EVENTS, RUN, SUMS, CHECKPOINT, LOCK];
+    let mut taken: Vec<(PathBuf, String)> =
+        own.iter().map(|name| (place(&dir.join(name)), format!("the campaign's own {name}"))).collect();
+    for &(option, file) in files {
+        let Some(file) = file.filter(|file| !is_stdout(file)) else { continue };
+        let place = place(file);
+        if let Some((_, of)) = taken.iter().find(|(other, _)| *other == place) {
+            return Some((option, of.clone()));
+        }
+        taken.push((place, format!("the file of {option}")));
+    }
+    None
+}
+
+/// Returns the one path of a file that may not be there yet.
+fn place(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let beside = || Some(fs::canonicalize(absolute.parent()?).ok()?.join(absolute.file_name()?));
+    fs::canonicalize(path).ok().or_else(beside).unwrap_or_else(|| absolute.clone())
+}
+
 /// A log with one JSON value a line. Each line is handed to the system as soon as it is complete.
 #[derive(Debug)]
 pub struct EventLog {
@@ -458,7 +482,7 @@ impl EventLog {
     pub fn create(path: &Path) -> Result<EventLog, RecordError> {
         let to = match is_stdout(path) {
             true => Destination::Stdout,
-            false => Destination::File(BufWriter::new(File::create(path).at(path, "written")?)),
+            false => Destination::File(BufWriter::new(created(path).at(path, "written")?)),
         };
         Ok(EventLog { path: path.to_owned(), to })
     }
@@ -511,6 +535,24 @@ fn write_line(to: &mut impl Write, event: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *to, event)?;
     to.write_all(b"\n")?;
     to.flush()
+}
+
+/// Makes a file, or empties it. A pipe that nobody reads is an error, where opening it would wait for a reader for ever.
+fn created(path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    let _reader = {
+        use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+        let is_pipe = fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+        let open =
+            || File::options().write(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits()).open(path);
+        let tell = |error: io::Error| match error.raw_os_error() == Some(nix::errno::Errno::ENXIO as i32) {
+            true => io::Error::new(error.kind(), "is a pipe that nobody reads"),
+            false => error,
+        };
+        // It stays open until the file below is, so that a reader does not see an end between them.
+        if is_pipe { Some(open().map_err(tell)?) } else { None }
+    };
+    File::create(path)
 }
 
 /// Writes a file so that it is there whole or not at all. A path that leads to something other than a regular file,

@@ -28,7 +28,7 @@ use super::event::{CASE_EVENTS_MAX, CaseEvent, Shrunk, Start};
 use super::ledger::Ledger;
 use super::outcome::{Failed, Judged, Recorded};
 use super::plan::{Plan, Shard};
-use super::summary::{Summary, Sums};
+use super::summary::{Summary, Sums, total};
 use super::{Sinks, Subjects, case_of, merged};
 use crate::backends::{Changes, Identity};
 use crate::record::{CHECKPOINT, EVENT_BYTES_MAX, EVENTS, RecordError, RunDir, SUMS};
@@ -67,7 +67,7 @@ pub enum MergeError {
     #[error("{}:{line}: {what}", path.display())]
     Text { path: PathBuf, line: usize, what: String },
     /// Sums that no campaign has.
-    #[error("{}: its counts come to more than {COUNTS_MAX}, or its time to less than none: no campaign's do", path.display())]
+    #[error("{}: its counts come to more than {COUNTS_MAX} or than its cases, or its time to less than none: no campaign's do", path.display())]
     Impossible { path: PathBuf },
     /// Parts of different campaigns.
     #[error("{}: {field} {got}, and {other} has {expected}: not parts of one campaign", path.display())]
@@ -78,6 +78,12 @@ pub enum MergeError {
     /// An event log that lacks cases.
     #[error("{}: tells of {got} of {expected} {what}", path.display())]
     Incomplete { path: PathBuf, what: &'static str, got: u64, expected: u64 },
+    /// An event log with more cases than the sums beside it.
+    #[error("{}: tells of {got} {what}, and the sums beside it of {expected}", path.display())]
+    More { path: PathBuf, what: &'static str, got: u64, expected: u64 },
+    /// An event log with a case where none of its part can be.
+    #[error("{}:{line}: case {index} is none of shard {shard}, or is not behind the case before it", path.display())]
+    Foreign { path: PathBuf, line: usize, index: u64, shard: Shard },
     /// A directory of which no case is known to have been told.
     #[error("{}: has no {CHECKPOINT}: no case of it counts", path.display())]
     NotReached { path: PathBuf },
@@ -184,7 +190,8 @@ fn text_of(path: &Path) -> Result<Vec<u8>, MergeError> {
 /// Checks that a campaign may have these sums.
 fn possible(path: &Path, sums: &Sums) -> Result<(), MergeError> {
     let counts = counts_in(&serde_json::to_value(sums).unwrap_or_default());
-    if counts > COUNTS_MAX || sums.seconds < 0.0 {
+    let told = sums.held.saturating_add(total(sums.refused.values().chain(sums.malformed.values())));
+    if counts > COUNTS_MAX || told > sums.cases || sums.seconds < 0.0 {
         return Err(MergeError::Impossible { path: path.to_owned() });
     }
     Ok(())
@@ -392,6 +399,20 @@ struct Taken {
     shrunk: Option<Box<Shrunk>>,
 }
 
+/// Returns the lines in the first bytes of a log, which end with a line.
+fn first_bytes(
+    lines: impl Iterator<Item = io::Result<Vec<u8>>>,
+    mut left: u64,
+) -> impl Iterator<Item = io::Result<Vec<u8>>> {
+    lines.map_while(move |line| {
+        let bytes = line.as_ref().map_or(0, |line| line.len() as u64 + 1);
+        let (had, is_cut) = (left > 0, bytes > left);
+        left = left.saturating_sub(bytes);
+        let error = || io::Error::new(io::ErrorKind::InvalidData, "the last case that counts is cut");
+        had.then(|| if is_cut { Err(error()) } else { line })
+    })
+}
+
 /// What any event says.
 #[derive(Deserialize)]
 struct Kind {
@@ -405,6 +426,8 @@ struct Log<'a> {
     line: usize,
     /// The case after those that were taken.
     ahead: Option<Record>,
+    /// The least index that it may have.
+    least: u64,
     /// Number of cases that were taken and have an event in any case.
     taken: u64,
     /// Number of cases that were taken and did not pass.
@@ -417,14 +440,8 @@ impl<'a> Log<'a> {
         let (path, stored) = (part.dir.join(EVENTS), &part.stored);
         let lines = files::lines(&path, EVENT_BYTES_MAX)
             .map_err(|source| MergeError::Read { path: path.clone(), source })?;
-        let mut left = part.events;
-        let lines = lines.take_while(move |line| {
-            let counts = left > 0;
-            left = left.saturating_sub(line.as_ref().map_or(0, |line| line.len() as u64 + 1));
-            counts
-        });
-        let mut log =
-            Log { path, lines: Box::new(lines), line: 0, ahead: None, taken: 0, not_passed: 0, stored };
+        let lines = Box::new(first_bytes(lines, part.events));
+        let mut log = Log { path, lines, line: 0, ahead: None, least: 0, taken: 0, not_passed: 0, stored };
         log.advance()?;
         Ok(log)
     }
@@ -441,13 +458,14 @@ impl<'a> Log<'a> {
     /// Goes on to the next case. Returns the shrunk case that lies before it, if there is one.
     fn advance(&mut self) -> Result<Option<Box<Shrunk>>, MergeError> {
         let mut shrunk = None;
-        for text in self.lines.by_ref() {
+        while let Some(text) = self.lines.next() {
             self.line += 1;
             let text = text.map_err(|source| MergeError::Read { path: self.path.clone(), source })?;
             let kind: Kind = parsed(&self.path, self.line, &text)?;
             match kind.event.as_str() {
+                "start" => self.is_of(&parsed(&self.path, self.line, &text)?)?,
                 "case" => {
-                    self.ahead = Some(parsed(&self.path, self.line, &text)?);
+                    self.ahead = Some(self.in_turn(parsed(&self.path, self.line, &text)?)?);
                     break;
                 }
                 "shrunk" => shrunk = Some(parsed(&self.path, self.line, &text)?),
@@ -457,16 +475,39 @@ impl<'a> Log<'a> {
         Ok(shrunk)
     }
 
-    /// Checks that the log told of all cases of which it has to.
+    /// Checks that the log is that of its sums.
+    fn is_of(&self, told: &Start) -> Result<(), MergeError> {
+        let start = &self.stored.start;
+        same_campaign((&self.path, told), (&"its sums", start))?;
+        match told.shard == start.shard {
+            true => Ok(()),
+            false => Err(different(&self.path, &"its sums", "shard", [told.shard, start.shard])),
+        }
+    }
+
+    /// Returns a case that may come next.
+    fn in_turn(&mut self, record: Record) -> Result<Record, MergeError> {
+        let (index, shard) = (record.index, self.stored.start.shard);
+        if index < self.least || !shard.has(index) {
+            return Err(MergeError::Foreign { path: self.path.clone(), line: self.line, index, shard });
+        }
+        self.least = index.saturating_add(1);
+        Ok(record)
+    }
+
+    /// Checks that the log told of all cases of which it has to, and of no others.
     fn whole(&self) -> Result<(), MergeError> {
         let Stored { start, sums } = self.stored;
         let told = start.shard.turns_before(CASE_EVENTS_MAX).min(sums.cases);
         let checks =
             [("cases", self.taken, told), ("cases that did not pass", self.not_passed, sums.not_passed())];
-        match checks.into_iter().find(|(_, got, expected)| got < expected) {
+        match checks.into_iter().find(|(_, got, expected)| got != expected) {
             None => Ok(()),
-            Some((what, got, expected)) => {
+            Some((what, got, expected)) if got < expected => {
                 Err(MergeError::Incomplete { path: self.path.clone(), what, got, expected })
+            }
+            Some((what, got, expected)) => {
+                Err(MergeError::More { path: self.path.clone(), what, got, expected })
             }
         }
     }

@@ -59,6 +59,7 @@ pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use search::canary;
 pub use streak::{ALIKE_MIN, FAILING_MIN};
 pub use subjects::{Fresh, Options, PlantedSubjects, Registered, Subjects, Wrong, wrong_call};
+pub(crate) use summary::total;
 pub use summary::{
     Canary, Distinct, Early, INFRASTRUCTURE_MESSAGES_MAX, JUDGED_SHARE_MIN, Summary, SummaryEvent, Sums,
 };

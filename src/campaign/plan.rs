@@ -50,6 +50,11 @@ impl Shard {
         (0..self.count).map(move |index| Shard { index, count: self.count })
     }
 
+    /// Whether a case is one of this share.
+    pub(super) fn has(self, case: u64) -> bool {
+        case % self.count == self.index
+    }
+
     /// Returns the number of the shard's cases before this one of the whole campaign.
     pub(super) fn turns_before(self, case: u64) -> u64 {
         case.saturating_sub(self.index).div_ceil(self.count)

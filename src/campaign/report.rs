@@ -9,7 +9,7 @@ use std::fmt::{self, Display, Formatter};
 use serde::{Deserialize, Serialize};
 
 use super::streak::ALIKE_MIN;
-use super::summary::{Canary, Distinct, Early, Summary};
+use super::summary::{Canary, Distinct, Early, Summary, total};
 use crate::script::Script;
 use seamproof_judge::census::CLASSES;
 use seamproof_judge::prose::{self, counted};
@@ -166,7 +166,7 @@ impl Ended {
     pub(crate) fn verdict(&self) -> (Tone, String) {
         let run = format!("{} in {:.1} s", counted(self.cases, "case"), self.times.seconds);
         if !self.failed.is_empty() {
-            let (findings, failed) = (counted(self.distinct, "finding"), self.failed.values().sum::<u64>());
+            let (findings, failed) = (counted(self.distinct, "finding"), total(self.failed.values()));
             (Tone::Bad, format!("{findings}: {failed} of {run} failed"))
         } else if self.infrastructure_count > 0 {
             let faults = counted(self.infrastructure_count, "fault");
@@ -336,8 +336,8 @@ impl Summary {
 
     fn counts(&self) -> Vec<Line> {
         let plain = |label: &str, text: String| Line::new(Tone::Plain, label, text);
-        let refused: u64 = self.refused.values().sum();
-        let malformed: u64 = self.malformed.values().sum();
+        let refused = total(self.refused.values());
+        let malformed = total(self.malformed.values());
         let mut lines = vec![plain(
             "cases",
             format!(
@@ -431,7 +431,7 @@ impl Summary {
 fn by_name(title: &str, counts: &BTreeMap<String, u64>) -> Option<Line> {
     let mut all: Vec<(&String, u64)> = counts.iter().map(|(name, &count)| (name, count)).collect();
     all.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-    let others: u64 = all.iter().skip(NAMED_MAX).map(|(_, count)| count).sum();
+    let others = total(all.iter().skip(NAMED_MAX).map(|(_, count)| count));
     let mut parts: Vec<String> =
         all.iter().take(NAMED_MAX).map(|(name, count)| format!("{name} {count}")).collect();
     if others > 0 {

@@ -191,10 +191,15 @@ pub struct Sums {
     pub seconds: f64,
 }
 
+/// Returns the total of counts, which may be those of a file that somebody wrote.
+pub(crate) fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u64 {
+    counts.into_iter().fold(0, |total, count| total.saturating_add(*count))
+}
+
 impl Sums {
     /// Returns the number of cases that neither held nor were refused as they have to be. Each of them has an event.
     pub(super) fn not_passed(&self) -> u64 {
-        let refused = self.refused.values().chain(self.malformed.values()).sum::<u64>();
+        let refused = total(self.refused.values().chain(self.malformed.values()));
         self.cases.saturating_sub(self.held).saturating_sub(refused)
     }
 
@@ -375,7 +380,7 @@ impl Summary {
     }
 
     fn check_judged_share(&mut self) {
-        let malformed: u64 = self.malformed.values().sum();
+        let malformed = total(self.malformed.values());
         let drawn = self.cases.saturating_sub(malformed) as f64;
         let judged = (self.held + self.failed_count()) as f64;
         if judged < drawn * JUDGED_SHARE_MIN || self.cases == 0 {
@@ -398,7 +403,7 @@ impl Summary {
 
     /// Returns the number of failed cases.
     pub fn failed_count(&self) -> u64 {
-        self.failed.values().sum()
+        total(self.failed.values())
     }
 
     /// Returns a rate over the campaign's time.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::exit::Exit;
 use super::output::{complain, leave_stdout, print_line};
 use super::run::{
-    RunOutcome, announce, conclude, look_for_canary, opened, recorded, scripts, stopped_by_signals,
+    RunOutcome, announce, apart, conclude, look_for_canary, opened, recorded, scripts, stopped_by_signals,
     tell_report,
 };
 use super::{CliError, junit, worker};
@@ -59,6 +59,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             dir.display()
         )));
     }
+    open_many();
     let Shards { parts, left, torn } = read(&args.shards);
     for left in &left {
         print_line(&format_args!("FAIL      {left}\n          replay: {}", typed(&left.replay)));
@@ -112,6 +113,17 @@ fn read(dirs: &[PathBuf]) -> Shards {
     shards
 }
 
+/// Lets this process have as many files open as it may: the log of each shard is one.
+fn open_many() {
+    #[cfg(unix)]
+    {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+        }
+    }
+}
+
 /// Joins the parts into a directory, and tells what others found beside them.
 fn merged(
     args: &Args,
@@ -123,6 +135,7 @@ fn merged(
     let Some((start, missing)) = campaign::campaign_of(parts)? else { return Err(none_ended(args, left)) };
     let subjects = Registered::with(start.backend.clone(), start.options.clone())?;
     let plan = plan_of(&start, &parts[0].dir)?;
+    apart(out, args.json.as_deref(), args.junit.as_deref())?;
     let (dir, logs, report) = opened(out, args.json.as_deref(), args.junit.as_deref())?;
     let control = stopped_by_signals()?;
     let logs = Logs::new(logs, &control);

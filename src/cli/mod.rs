@@ -190,7 +190,12 @@ pub fn main() -> ExitCode {
         Err(error) => usage(&error),
     });
     worker_processes::abandon_all();
-    ExitCode::from(ran.unwrap_or(Exit::Internal).code())
+    let mut exit = ran.unwrap_or(Exit::Internal);
+    if let Some(error) = output::lost() {
+        output::complain(&format_args!("standard output: cannot be written: {error}"));
+        exit = if exit == Exit::Held { Exit::Input } else { exit };
+    }
+    ExitCode::from(exit.code())
 }
 
 /// Blocks SIGXFSZ, in this thread and in all that it starts, so that a write past the limit of a file's size fails

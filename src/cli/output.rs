@@ -2,7 +2,8 @@
 //!
 //! Text for people goes to stdout, or to stderr where `--json -` or `--junit -` takes stdout. Reports are wrapped to
 //! the terminal, and coloured where it shows colours; `NO_COLOR` turns them off. A progress bar steps aside for each
-//! line. A reader that goes away is no error.
+//! line. A reader that goes away is no error. Anything else that keeps stdout from taking what it is given is told at the end
+//! ([`lost`]).
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -27,6 +28,14 @@ const COLUMNS_MIN: usize = 40;
 static ASIDE: AtomicBool = AtomicBool::new(false);
 /// The progress bar on the terminal, if there is one.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// The first error of stdout, whose reader is still there.
+static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// Returns why stdout lacks something that was printed, if it does.
+pub(super) fn lost() -> Option<io::Error> {
+    LOST.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
 
 /// Leaves stdout to the one of these files that is `-`. Both cannot be.
 pub(super) fn leave_stdout(json: Option<&Path>, junit: Option<&Path>) -> Result<(), CliError> {
@@ -56,7 +65,7 @@ pub(super) fn print_line(text: &(impl Display + ?Sized)) {
 
 /// Prints text for machines to stdout, as it is.
 pub(super) fn print_to_stdout(text: &str) {
-    beside_bar(|| io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()));
+    beside_bar(|| to_stdout(text));
 }
 
 /// Prints the lines of a report, wrapped and coloured as the terminal allows. A command is never wrapped, since it is
@@ -88,8 +97,20 @@ pub(super) fn complain(error: &(impl Display + ?Sized)) {
 fn put(text: &str) {
     beside_bar(|| match ASIDE.load(Ordering::Relaxed) {
         true => write!(io::stderr(), "{text}"),
-        false => write!(io::stdout(), "{text}").and_then(|()| io::stdout().flush()),
+        false => to_stdout(text),
     });
+}
+
+/// Writes to stdout. An error is kept for [`lost`], unless the reader went away.
+fn to_stdout(text: &str) -> io::Result<()> {
+    let written = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+    if let Err(error) = &written
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.get_or_insert_with(|| io::Error::new(error.kind(), error.to_string()));
+    }
+    written
 }
 
 /// Writes while the progress bar is out of the way.

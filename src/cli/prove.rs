@@ -82,13 +82,20 @@ fn print_proved(name: &dyn Display, proved: &Proved, described: &str) -> bool {
             let (operations, pairs) = (counted(proof.operations, "operation"), counted(proof.pairs, "pair"));
             print_line(&format_args!("proved   {name} · {operations}, {pairs} · {described}"));
         }
+        Proved::Planned(Ok(proof)) => {
+            let (operations, pairs) = (counted(proof.operations, "operation"), counted(proof.pairs, "pair"));
+            print_line(&format_args!("proved   {name} · as a plan · {operations}, {pairs} · {described}"));
+        }
+        Proved::Planned(Err(error)) => {
+            print_line(&format_args!("WRONG    {name} · as a plan · {error} · {described}"));
+        }
         Proved::Refused(error) => print_line(&format_args!("refused  {name} · {error} · {described}")),
         Proved::Wrong(errors) => {
             print_line(&format_args!("WRONG    {name} · {} · {described}", counted(errors.len(), "error")));
             errors.iter().for_each(|error| print_line(&format_args!("         {error}")));
         }
     }
-    !matches!(proved, Proved::Wrong(_))
+    !matches!(proved, Proved::Wrong(_) | Proved::Planned(Err(_)))
 }
 
 fn run_sweep(seed: u64, problems: u64) -> Exit {

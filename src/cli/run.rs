@@ -17,7 +17,7 @@ use crate::campaign::{
 };
 use crate::look::report_page;
 use crate::paste::{report_command, typed};
-use crate::record::{DEFAULT_DIR, EVENTS, EventLog, RecordError, RunDir, write_whole};
+use crate::record::{DEFAULT_DIR, EVENTS, EventLog, RecordError, RunDir, clash, write_whole};
 use crate::report;
 use crate::worker::{abandon_all, is_abandoned};
 use seamproof_judge::evaluate::caught;
@@ -159,6 +159,8 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     }
     let plan = args.plan();
     let out = args.out.as_deref().unwrap_or(Path::new(DEFAULT_DIR));
+    let (json, junit) = (args.json.as_deref(), args.junit.as_deref());
+    apart(out, json, junit)?;
     let start = Start::of(&plan, subjects.name(), subjects.fixed());
     // What the clock has cut does not go on as if it had not been.
     let identity = if plan.time.is_none() { Some(subjects.identity()?) } else { None };
@@ -166,7 +168,6 @@ fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
         Some(identity) => cut_off(out, &start, identity)?,
         None => None,
     };
-    let (json, junit) = (args.json.as_deref(), args.junit.as_deref());
     let (dir, part, logs, report) = match earlier {
         Some((dir, part)) => {
             let (logs, report) = opened_again(&dir, part.events, json, junit)?;
@@ -255,6 +256,14 @@ pub(super) fn opened(
             dir.abandon();
             Err(error)
         }
+    }
+}
+
+/// Refuses files that would overwrite each other, or one of the campaign's own.
+pub(super) fn apart(dir: &Path, json: Option<&Path>, junit: Option<&Path>) -> Result<(), CliError> {
+    match clash(dir, &[("--json", json), ("--junit", junit)]) {
+        Some((option, of)) => Err(CliError::Usage(format!("{option} names {of}; name another file"))),
+        None => Ok(()),
     }
 }
 

@@ -10,7 +10,7 @@ use super::measure::{Measured, measured};
 use super::{
     Entry, Kind, Pasted, Report, ReportError, SCRIPT_BYTES_MAX, State, Waypoint, json, parsed, sentence,
 };
-use crate::campaign::{Ended, Left, Shrunk, Start, Stored, Tone};
+use crate::campaign::{Ended, Left, Shrunk, Start, Stored, Tone, total};
 use crate::paste::{replay_command, try_command};
 use crate::record::{EVENT_BYTES_MAX, EVENTS, FINDINGS, RUN, SUMS, findings_of};
 use crate::script;
@@ -178,7 +178,7 @@ fn facts(start: Option<&Start>, run: &Run) -> Vec<(String, String)> {
         fact("program", format!("seamproof {}", start.program));
     }
     if let Some(summary) = &run.summary {
-        let sum = |counts: &BTreeMap<String, u64>| counts.values().sum::<u64>().to_string();
+        let sum = |counts: &BTreeMap<String, u64>| total(counts.values()).to_string();
         fact("cases", summary.ended.cases.to_string());
         fact("held", summary.ended.held.to_string());
         fact("refused", sum(&summary.refused));
@@ -391,7 +391,16 @@ impl Entry {
             files::is_json(path) && !seen.contains(name.as_ref())
         };
         let mut entries = Vec::new();
-        for path in listed.unwrap_or_default().iter().filter(is_other).take(super::ENTRIES_MAX) {
+        let listed = listed.unwrap_or_default();
+        let others: Vec<_> = listed.iter().filter(is_other).collect();
+        if let Some(more) = others.get(super::ENTRIES_MAX..).map(<[_]>::len).filter(|more| *more > 0) {
+            let cases = counted(more as u64, "more case");
+            unread.push(format!(
+                "{}: {cases}, not told here; seamproof replay judges the folder",
+                folder.display()
+            ));
+        }
+        for path in others.into_iter().take(super::ENTRIES_MAX) {
             match Case::load(path) {
                 Ok(case) => entries.extend(Entry::of_file(path, case, state)),
                 Err(why) => unread.push(why.to_string()),

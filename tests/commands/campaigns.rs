@@ -28,6 +28,51 @@ fn a_directory_that_cannot_be_written_is_known_before_any_case_runs() {
     refuses(dir, &["run", "--junit", "nowhere/junit"], &["nowhere/junit"]);
 }
 
+/// Test that no report is written over another one, or over what the campaign goes on from.
+#[test]
+fn files_that_would_overwrite_each_other_are_refused() {
+    let place = place();
+    let dir = place.path();
+    let run = ["run", "--seed", "1", "--cases", "20", "--out", "o"];
+    let named = |options: &[&'static str]| [&run[..], options].concat();
+    refuses(dir, &named(&["--json", "a", "--junit", "./a"]), &["--junit names the file of --json"]);
+    refuses(dir, &named(&["--json", "o/events.jsonl"]), &["--json names the campaign's own events.jsonl"]);
+    seamproof(dir, &run);
+    let log = fs::read(dir.join("o/events.jsonl")).expect("events are written");
+    refuses(dir, &named(&["--resume", "--json", "o/events.jsonl"]), &["campaign's own events.jsonl"]);
+    refuses(dir, &named(&["--resume", "--junit", "o/../o/checkpoint.json"]), &["own checkpoint.json"]);
+    assert_eq!(fs::read(dir.join("o/events.jsonl")).expect("the log is there"), log);
+}
+
+/// Test that a report which a full disk cut is no success, and that one whose reader went away is.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_that_stdout_does_not_take_is_no_success() {
+    let place = place();
+    let full =
+        || Stdio::from(fs::File::options().write(true).open("/dev/full").expect("the device is there"));
+    let run = |to: Stdio| {
+        let mut command = Process::new(assert_cmd::cargo::cargo_bin("seamproof"));
+        let arguments = ["run", "--seed", "1", "--cases", "1000", "--junit", "-"];
+        let command = command.current_dir(place.path()).args(arguments);
+        command.stdout(to).stderr(Stdio::piped()).output().expect("the program runs")
+    };
+    let output = run(full());
+    assert_eq!(code(&output), 1, "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: standard output: cannot be written"), "{}", stderr(&output));
+    assert_eq!(code(&run(Stdio::piped())), 0);
+}
+
+/// Test that a pipe which nobody reads is an error, and does not wait for a reader.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pipe_that_nobody_reads_is_refused() {
+    let place = place();
+    let made = Process::new("mkfifo").arg(place.path().join("pipe")).status().expect("mkfifo is there");
+    assert!(made.success());
+    refuses(place.path(), &["run", "--cases", "1", "--json", "pipe"], &["pipe", "that nobody reads"]);
+}
+
 #[test]
 fn the_same_seed_gives_the_same_events_whatever_the_threads() {
     let place = place();

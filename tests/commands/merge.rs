@@ -499,7 +499,7 @@ fn edited(file: &Path, edit: fn(&mut Value)) {
 /// Test that an unreadable shard costs none of the others. It counts as one that did not end.
 #[test]
 fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
-    let spoils: [(&str, Spoil, &str); 10] = [
+    let spoils: [(&str, Spoil, &str); 14] = [
         ("sums.json", cut, "EOF while parsing"),
         ("sums.json", |file| fs::write(file, "").expect("a file"), "EOF while parsing"),
         ("sums.json", |file| fs::write(file, "{}").expect("a file"), "missing field `start`"),
@@ -532,6 +532,34 @@ fn a_shard_that_cannot_be_read_is_missing_and_the_others_are_joined() {
                 fs::write(file, kept.join("\n")).expect("the log is written");
             },
             "tells of",
+        ),
+        // Sums and a log that are not of each other.
+        (
+            "events.jsonl",
+            |file| drop(fs::copy(file.with_file_name("../shard-0/events.jsonl"), file)),
+            "shard 0/3, and its sums",
+        ),
+        (
+            "events.jsonl",
+            |file| {
+                let text = fs::read_to_string(file).expect("events are written");
+                fs::write(file, text.repeat(2)).expect("the log is written");
+            },
+            "is not behind the case before it",
+        ),
+        (
+            "events.jsonl",
+            |file| {
+                let text = fs::read_to_string(file).expect("events are written");
+                fs::write(file, text.replacen("\"index\":1,", "\"index\":2,", 1))
+                    .expect("the log is written");
+            },
+            "case 2 is none of shard 1/3",
+        ),
+        (
+            "sums.json",
+            |file| edited(file, |sums| sums["sums"]["held"] = (1_u64 << 52).into()),
+            "or than its cases",
         ),
     ];
     let place = tempfile::tempdir().expect("a temporary directory");

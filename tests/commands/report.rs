@@ -141,6 +141,22 @@ fn a_campaigns_page_has_the_figures_of_its_folder() {
 }
 
 /// Test that a report as text has the verdict, and each failure with the commands that judge it again.
+/// Test that counts which nobody can have made are added up to the largest number.
+#[test]
+fn counts_past_all_numbers_are_no_panic() {
+    let place = place();
+    seamproof(place.path(), &["run", "--seed", "1", "--cases", "60", "--backend", "window-off-by-one"]);
+    let file = place.path().join("seamproof.out/run.json");
+    let mut run: Value =
+        serde_json::from_str(&fs::read_to_string(&file).expect("a run")).expect("it is JSON");
+    for counts in ["failed", "refused", "malformed"] {
+        run["summary"][counts] = serde_json::json!({"exact": u64::MAX, "identity": 1});
+    }
+    fs::write(&file, run.to_string()).expect("the run is written");
+    let output = seamproof(place.path(), &["report", "seamproof.out"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+}
+
 #[test]
 fn a_report_as_text_has_the_commands() {
     let place = place();

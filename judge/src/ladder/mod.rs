@@ -45,6 +45,7 @@ mod trial;
 use std::time::Instant;
 
 use seamproof_oracle::{Inputs, Problem};
+use seamproof_simulator::schedule::check_size;
 
 use crate::finding::{Check, Finding};
 use crate::generate::Malformed;
@@ -159,7 +160,8 @@ impl Judge {
         meter: &Meter,
         examine: impl FnOnce(&Evidence<'_>) -> T,
     ) -> Result<T, Verdict> {
-        if let Some(reason) = self.too_large(problem) {
+        let too_many_ranks = || check_size(problem).err().map(|error| error.to_string());
+        if let Some(reason) = self.too_large(problem).or_else(too_many_ranks) {
             return Err(Verdict::TooLarge(reason));
         }
         let inputs = meter.inputs(|| values::inputs(problem));

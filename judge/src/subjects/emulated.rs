@@ -351,16 +351,20 @@ pub fn launchable(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, 
 
 /// Returns the schedule of a problem, or the builder's refusal as a row of the table.
 pub(super) fn scheduled(problem: &Problem, order: MergeOrder) -> Result<Rc<Schedule>, RunError> {
-    built(problem, order).map_err(|error| RunError::Refused(Refusal::Parallel(rule(&error))))
+    built(problem, order).map_err(|error| match rule(&error) {
+        Some(rule) => RunError::Refused(Refusal::Parallel(rule)),
+        None => RunError::Infrastructure(error.to_string()),
+    })
 }
 
-/// Returns the rule that a builder's refusal stands for.
-fn rule(error: &BuildError) -> ParallelRule {
+/// Returns the rule that a builder's refusal stands for; none where a problem is too large for any subject.
+fn rule(error: &BuildError) -> Option<ParallelRule> {
     match error {
-        BuildError::Shard(ShardingError::Span { .. }) => ParallelRule::SpanMultiple,
-        BuildError::Shard(ShardingError::Strided { .. }) => ParallelRule::ConsecutiveRows,
-        BuildError::QueryHeads { .. } => ParallelRule::QueryHeads,
-        BuildError::KvHeads { .. } => ParallelRule::KvHeads,
+        BuildError::Shard(ShardingError::Span { .. }) => Some(ParallelRule::SpanMultiple),
+        BuildError::Shard(ShardingError::Strided { .. }) => Some(ParallelRule::ConsecutiveRows),
+        BuildError::QueryHeads { .. } => Some(ParallelRule::QueryHeads),
+        BuildError::KvHeads { .. } => Some(ParallelRule::KvHeads),
+        BuildError::TooLarge { .. } => None,
     }
 }
 

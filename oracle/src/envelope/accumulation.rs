@@ -278,7 +278,8 @@ impl Accumulation {
 
 fn tree_roundings(n: usize, width: NonZeroUsize) -> usize {
     let width = width.get();
-    n.div_ceil(width) + width.next_power_of_two().trailing_zeros() as usize
+    // The logarithm of the next power of two, which for the largest widths is no number.
+    n.div_ceil(width) + (usize::BITS - (width - 1).leading_zeros()) as usize
 }
 
 #[cfg(test)]
@@ -293,6 +294,13 @@ mod tests {
         let [one, two] =
             [1, 2].map(|intervals| Accumulation::WgmmaTruncating.tiled_products(19, intervals, 128));
         assert!(two >= 4.0 * Unit::WIDE.kappa && one < 4.0 * Unit::WIDE.kappa, "{one} and {two}");
+    }
+
+    #[test]
+    fn a_tree_of_any_width_has_a_depth() {
+        let depth = |width: usize| super::tree_roundings(1, width.try_into().unwrap()) - 1;
+        let widths = [1, 2, 3, 4, 5, 1 << 62, (1 << 63) + 1, usize::MAX];
+        assert_eq!(widths.map(depth), [0, 1, 2, 2, 3, 62, 64, 64]);
     }
 
     #[test]

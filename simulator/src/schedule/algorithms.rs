@@ -4,7 +4,7 @@ use seamproof_oracle::{Algorithm, Problem};
 
 use super::all_gather::all_gather;
 use super::all_to_all::all_to_all;
-use super::build::BuildError;
+use super::build::{BuildError, check_size};
 use super::converted::converted;
 use super::hierarchical::hierarchical;
 use super::lending::lending;
@@ -23,6 +23,7 @@ pub fn build(problem: &Problem) -> Result<Schedule, BuildError> {
 /// Returns the schedule of a problem's own algorithm like [`build()`], with the given order in which a ring merges.
 /// Builders number ranks by their place in the group; here they get their numbers in the world.
 pub fn build_with(problem: &Problem, order: MergeOrder) -> Result<Schedule, BuildError> {
+    check_size(problem)?;
     let schedule = match problem.parallel.region {
         0 | 1 => outside_regions(problem, order),
         _ => sequence_parallel(problem, |heads| outside_regions(heads, order)),

@@ -30,6 +30,17 @@ pub enum BuildError {
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
+    /// More ranks and sequences than a schedule that names every row may have.
+    #[error(
+        "a schedule of {ranks} ranks and {sequences} sequences is too large to be written out; use fewer: 250 ranks \
+         with a few sequences, or 64 with 900"
+    )]
+    TooLarge {
+        /// Number of ranks, those of regions among them.
+        ranks: usize,
+        /// Number of sequences.
+        sequences: usize,
+    },
     /// KV heads that can neither be dealt to ranks nor replicated on them.
     #[error(
         "{heads} kv heads can neither be dealt to {ranks} ranks nor replicated on them; use a multiple or a divisor"
@@ -40,6 +51,22 @@ pub enum BuildError {
         /// Number of ranks in the all-to-all or in the sequence-parallel region.
         ranks: usize,
     },
+}
+
+/// Largest size of a schedule: its steps, of each rank with each, times what a step has in them. Some 3 GB of memory.
+const SIZE_MAX: usize = 1 << 22;
+/// What a step has beside a segment for each sequence, in such segments.
+const STEP_SIZE: usize = 64;
+
+/// Refuses a problem whose schedule would take all memory before anybody could look at it.
+pub fn check_size(problem: &Problem) -> Result<(), BuildError> {
+    let (size, sequences) = (problem.parallel.size(), problem.sequences.len());
+    let ranks = size.saturating_mul(problem.parallel.region.max(1));
+    let steps = if size > 1 { ranks.saturating_mul(size) } else { ranks };
+    match size > 1 && steps.saturating_mul(STEP_SIZE + sequences) > SIZE_MAX {
+        true => Err(BuildError::TooLarge { ranks, sequences }),
+        false => Ok(()),
+    }
 }
 
 /// A schedule in the making.
