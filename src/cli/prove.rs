@@ -12,7 +12,7 @@ use crate::prove::{Proved, prove, sweep};
 use seamproof_judge::case::Case;
 use seamproof_judge::prose::{self, counted};
 use seamproof_oracle::{Problem, ProblemError, ProblemFields};
-use seamproof_simulator::schedule::MergeOrder;
+use seamproof_simulator::schedule::{BuildError, MergeOrder};
 
 /// Default number of problems in a sweep.
 const PROBLEMS: u64 = 30_400;
@@ -60,8 +60,11 @@ fn run_files(files: &[PathBuf], region: Option<usize>) -> Result<Exit, CliError>
             let merges =
                 if orders.len() > 1 { format!("{} merges · ", order.name()) } else { String::new() };
             let described = format!("{merges}{}", prose::describe(&problem));
-            if !print_proved(&file.display(), &prove(&problem, order), &described) {
+            let proved = prove(&problem, order);
+            if !print_proved(&file.display(), &proved, &described) {
                 exit = Exit::Finding;
+            } else if exit == Exit::Held && matches!(proved, Proved::Refused(BuildError::TooLarge { .. })) {
+                exit = Exit::TooLittle;
             }
         }
     }

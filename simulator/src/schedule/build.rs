@@ -32,8 +32,8 @@ pub enum BuildError {
     },
     /// More ranks and sequences than a schedule that names every row may have.
     #[error(
-        "a schedule of {ranks} ranks and {sequences} sequences is too large to be written out; use fewer: 250 ranks \
-         with a few sequences, or 64 with 900"
+        "a schedule of {ranks} ranks is too large to be written out (sequences: {sequences}); use fewer: 250 ranks with \
+         a few sequences, or 64 with 900"
     )]
     TooLarge {
         /// Number of ranks, those of regions among them.
