@@ -236,7 +236,9 @@ __device__ __forceinline__ bool pass_queries(
             const i64 part = part_of(a, tile.q_tile + t, tile.head * a.group + member);
             forget_sums(a.sums + part * SUMS + group * (PART_BYTES / 4));
         }
-        store(a.dq, a, rows_of_turn(a, tile, t, member), own, dq, factor_of_queries(a, tile), a.dim);
+        // A general instance, which is in step, takes dS's place of the next turn: it has no registers for the wait for the warp's sums.
+        const u32 place = IS_GENERAL ? shared.ds(turn + 1) + kept(threadIdx.x) / 32 * 2048 : own;
+        store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
     } else {
         store_sums(own, dq);
         if (DEFERS) return true;

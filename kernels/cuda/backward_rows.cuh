@@ -150,7 +150,8 @@ __device__ __forceinline__ void store_lanes(
     const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[COUNT], float factor, int dim
 ) {
     const u32 lane = kept(threadIdx.x) % 32;
-    __syncwarp();
+    // Sums that were in the same place have been read by all.
+    if (!IS_GENERAL) __syncwarp();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int r = lane / 4 + i % 2 * 8, sixteenth = i / 2 * 2 + lane % 4 / 2;
