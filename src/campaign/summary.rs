@@ -197,10 +197,14 @@ pub(crate) fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u64 {
 }
 
 impl Sums {
-    /// Returns the number of cases that neither held nor were refused as they have to be. Each of them has an event.
+    /// Returns the number of cases that held or were refused as they have to be.
+    pub(super) fn passed(&self) -> u64 {
+        self.held.saturating_add(total(self.refused.values().chain(self.malformed.values())))
+    }
+
+    /// Returns the number of the other cases. Each of them has an event.
     pub(super) fn not_passed(&self) -> u64 {
-        let refused = total(self.refused.values().chain(self.malformed.values()));
-        self.cases.saturating_sub(self.held).saturating_sub(refused)
+        self.cases.saturating_sub(self.passed())
     }
 
     /// Adds the counts of a part. The caller sees to its census, faults, time and end.
