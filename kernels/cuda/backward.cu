@@ -16,8 +16,9 @@
 //
 // A walk up goes from the first query rows to the last, and the last keys come first: in causal masks the shortest tiles, each of
 // which begins before the rows that the one before it began with, so that none waits. A walk down goes from the last rows to the
-// first, and the first keys come first: the longest tiles, all of which begin with the last rows, which all of them see. The host
-// chooses.
+// first, and the first keys come first: the longest tiles, all of which begin with the last rows, which all of them see. Or
+// chunks of heads walk up and down by turns, so that blocks which are done with the short tiles of one go on with those of the
+// next. The host chooses.
 //
 // For short packs there is a second form, `short`, of tiles of keys that come to a tile of rows one after the other. The first
 // kernel makes no D: the tile of keys that opens a tile of rows *describes* them, which is to make LSE and D, for itself and for
@@ -165,9 +166,9 @@ struct Args {
     int clear;
     int accumulate;
     float scale;
-    // From a tile of query rows to the next. 1: up, and the last tile of keys adds first; -1: down, and the first tile of keys
-    // adds first.
-    int direction;
+    // Which KV heads walk down, so that their first tile of keys adds first: those whose number has this bit. 0: none; EVERY: all; a
+    // power of two: chunks of so many heads walk up and down by turns. The last tile of those that walk up adds first.
+    int down;
     // Whether tiles of keys add in their order; if not, those between the first and the last as they come.
     int fixed;
     // Whether tiles of keys describe rows.
@@ -188,6 +189,9 @@ struct Args {
 
 // Whether the copy engine brings q, k, v and dout. If so, all rows lie on 16 bytes.
 __device__ __forceinline__ bool by_engine(const Args& a) { return !IS_GENERAL || !a.by_threads; }
+
+// A bit that counts as set in every head's number: `EVERY` of the launcher.
+constexpr int EVERY = 1 << 30;
 
 // Query rows of a segment, the first and the end.
 struct Range {

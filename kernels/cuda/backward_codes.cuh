@@ -355,7 +355,8 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
         const int whole = (int)uniform(tile.whole), whole_end = (int)uniform(tile.whole_end);
         const int closing = (int)uniform(tile.closes * a.group);
-        int t = start_of(a, tile), member = 0;
+        int t = start_of<false>(a, tile), member = 0;
+        const int step = (int)uniform(step_of<false>(a, tile.head));
         const int turns = (tile.end - tile.first) * a.group;
         // Whether dQ of the last turn that made one is still to be handed over.
         bool pending = false;
@@ -366,7 +367,7 @@ __device__ __forceinline__ void consume_codes(const Args& a, const Shared& all) 
         for (int left = turns; left > 0; --left) {
             const u32 stage = ring.stage(), turn = ring.turns;
             const int now = t, head = member;
-            if (++member == a.group) member = 0, t += a.direction;
+            if (++member == a.group) member = 0, t += step;
             barrier_wait(shared.q_full(stage), ring.parity());
             const u32 statistics = shared.statistics(stage);
             u32 p[ROWS / 8], ds[ROWS / 8];

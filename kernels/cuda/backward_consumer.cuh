@@ -330,6 +330,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         const int closing = (int)uniform(tile.closes * a.group);
         const int end = SHORT ? (int)uniform(tile.end) : 0;
         int t = start_of<SHORT>(a, tile, at), member = 0;
+        const int step = (int)uniform(step_of<SHORT>(a, tile.head));
         const u32 base = ALIKE ? uniform(all.base) : all.base, own = ALIKE ? uniform(threadIdx.x / 128) : 0;
         // Whether dQ of the last turn that made one is still to be handed over.
         bool pending = false;
@@ -340,7 +341,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             const Shared shared = {ALIKE ? base : kept(base)};
             const u32 group = ALIKE ? own : kept(threadIdx.x) / 128;
             const int now = t, head = member;
-            if (++member == a.group) member = 0, t = around<SHORT>(t + a.direction, end);
+            if (++member == a.group) member = 0, t = around<SHORT>(t + step, end);
             const u32 stage = ring.stage();
             barrier_wait(shared.q_full(stage), ring.parity());
             const bool ragged = now < whole || now >= whole_end;

@@ -132,7 +132,7 @@ __device__ __forceinline__ void describe(const Args& a, const Shared& all) {
 #pragma unroll 1
         for (; turn.left > 0; --turn.left, ring.advance()) {
             describe_turn(a, all, ring, turn);
-            if (++turn.member == a.group) turn.member = 0, turn.t = around<true>(turn.t + a.direction, tile.end);
+            if (++turn.member == a.group) turn.member = 0, turn.t = around<true>(turn.t + step_of<true>(a, tile.head), tile.end);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(all.kv_empty(tiles.stage()));

@@ -143,20 +143,28 @@ __device__ __forceinline__ void add_release(u32* to, u32 value) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The producer: takes tiles, and asks for their rows.
 
+// Whether the walks of a KV head's tiles go up. All walks of the short form have one direction.
+template <bool SHORT>
+__device__ __forceinline__ bool goes_up(const Args& a, int head) {
+    return SHORT ? a.down == 0 : ((head | EVERY) & a.down) == 0;
+}
+
 // What a tile of keys opens and closes: rows that see no key before it, or none behind it.
+template <bool SHORT>
 __device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& segment, Tile& tile) {
     const int behind = tile.key + tile.real;
     // From `low` on no key before, up to `high` no key behind.
     const int low = tile.key <= 0 ? tile.first : max(tile.key - tile.lo + ROWS - 1, 0) / ROWS;
     const int high = behind >= min(segment.keys, tile.rows + tile.hi) ? tile.end : max(behind - tile.hi, 0) / ROWS;
-    const int opens = a.direction > 0 ? tile.end - high : low - tile.first;
-    const int closes = a.direction > 0 ? tile.end - low : high - tile.first;
+    const int opens = goes_up<SHORT>(a, tile.head) ? tile.end - high : low - tile.first;
+    const int closes = goes_up<SHORT>(a, tile.head) ? tile.end - low : high - tile.first;
     // No further than the walk, as they are multiplied with the heads of a group: far bounds and 256 heads are 2^31.
     tile.opens = min(max(opens, 0), tile.end - tile.first);
     tile.closes = min(max(closes, 0), tile.end - tile.first);
 }
 
 // The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
+template <bool SHORT>
 __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / kv_heads]];
@@ -165,7 +173,8 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const u32 chunk = rest / (segment.kv_tiles * most);
     rest -= chunk * segment.kv_tiles * most;
     const u32 heads = min(most, kv_heads - chunk * most);
-    const u32 number = a.direction > 0 ? segment.kv_tiles - 1 - rest / heads : rest / heads;
+    const int head = chunk * most + rest % heads;
+    const u32 number = goes_up<SHORT>(a, head) ? segment.kv_tiles - 1 - rest / heads : rest / heads;
     int run = 0;
     while (run + 1 < segment.runs && a.runs[segment.first_run + run + 1].first_tile <= number) ++run;
     const PlannedRun& keys = a.runs[segment.first_run + run];
@@ -173,7 +182,7 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.in_run = number - keys.first_tile;
     const int first = tile.in_run * KEYS;
     tile.index = keys.index + first, tile.phase = keys.phase;
-    tile.head = chunk * most + rest % heads;
+    tile.head = head;
     tile.real = min(keys.len - first, KEYS), tile.owned = keys.span - first;
     tile.key = keys.first + first;
     tile.lo = segment.lo, tile.hi = segment.hi;
@@ -183,23 +192,24 @@ __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     tile.end = (seeing.to + ROWS - 1) / ROWS;
     tile.q_tile = segment.first_q_tile;
     tile.run = segment.first_run + run;
-    tile.runs_from = a.direction > 0 ? tile.run : segment.first_run;
-    tile.runs_end = a.direction > 0 ? segment.first_run + segment.runs : tile.run + 1;
+    tile.runs_from = goes_up<SHORT>(a, head) ? tile.run : segment.first_run;
+    tile.runs_end = goes_up<SHORT>(a, head) ? segment.first_run + segment.runs : tile.run + 1;
     tile.whole = max(tile.key + KEYS - 1 - segment.own.hi + ROWS - 1, 0) / ROWS;
     tile.whole_end = tile.real < KEYS ? 0 : min(tile.rows, max(tile.key - segment.own.lo + 1, 0)) / ROWS;
     if (IS_GENERAL || IS_FP8) tile.opening = a.kv_tile_segment[item / kv_heads];
     tile.q_index = segment.index, tile.q_phase = segment.phase, tile.q_owned = segment.span;
-    set_ends(a, segment, tile);
+    set_ends<SHORT>(a, segment, tile);
     return tile;
 }
 
 // The tile of query rows that a walk over a tile's begins with.
+template <bool SHORT>
 __device__ __forceinline__ int start_of(const Args& a, const Tile& tile) {
-    return a.direction > 0 ? tile.first : tile.end - 1;
+    return goes_up<SHORT>(a, tile.head) ? tile.first : tile.end - 1;
 }
 template <bool SHORT>
 __device__ __forceinline__ int start_of(const Args& a, const Tile& tile, u32 at) {
-    return SHORT ? get_walk(at).start : start_of(a, tile);
+    return SHORT ? get_walk(at).start : start_of<SHORT>(a, tile);
 }
 // Where a walk is that has come to `t`: one that goes around begins again behind the last.
 template <bool SHORT>
@@ -209,6 +219,10 @@ __device__ __forceinline__ int around(int t, int end) { return SHORT && t >= end
 __device__ __forceinline__ int start_around(int place, int places, int tiles) {
     return (int)((u32)(place * tiles) / (u32)places);
 }
+
+// From a tile of query rows of a walk to the next.
+template <bool SHORT>
+__device__ __forceinline__ int step_of(const Args& a, int head) { return goes_up<SHORT>(a, head) ? 1 : -1; }
 
 template <int WHICH>
 __device__ __forceinline__ const TensorMap* map_of(const Args& a) {
@@ -284,9 +298,9 @@ __device__ __forceinline__ void load_queries(
 // then come those that began before that one, and what a tile closes is what the one behind it opened.
 __device__ __forceinline__ void put_walk(const Args& a, u32 at, u32 item) {
     const Tile tile = get_tile(at);
-    Walk walk = {start_of(a, tile), 0, 0, 0};
+    Walk walk = {start_of<true>(a, tile), 0, 0, 0};
     const PlannedSegment& segment = a.segments[a.kv_tile_segment[item / (a.heads / a.group)]];
-    const bool neighbours = a.direction > 0 && a.head_chunk == 1;
+    const bool neighbours = goes_up<true>(a, tile.head) && a.head_chunk == 1;
     if (tile.first < tile.end && neighbours && segment.around > 0 && segment.around <= gridDim.x) {
         const int tiles = tile.end, places = segment.around, place = a.runs[tile.run].first_tile + tile.in_run;
         walk = {start_around(place, places, tiles), place, places, item + place + 1};
@@ -337,24 +351,24 @@ __device__ __forceinline__ void produce(const Args& a, const Shared& all) {
         // What is read of the tile is not asked for before: there are no registers for it.
         if constexpr (SHORT) __syncwarp(1);
         if (item >= items) break;
-        Tile tile = tile_of(a, item);
+        Tile tile = tile_of<SHORT>(a, item);
         if (tile.first < tile.end) fetch_keys(a, tile);
         const Shared shared = all.again();
         hand_over<SHORT>(a, shared, tiles, tile, item);
         if (SHORT) tile = get_tile(shared.tile(tiles.stage()));
         if (tile.first >= tile.end) continue;
-        const int phase = tile.q_phase, index = tile.q_index, head = tile.head * a.group;
+        const int phase = tile.q_phase, index = tile.q_index, head = tile.head;
         const u32 q_tile = tile.q_tile;
         const int turns = (tile.end - tile.first) * a.group;
         int t = start_of<SHORT>(a, tile, shared.tile(tiles.stage())), i = 0;
         const int end = tile.end;
 #pragma unroll 1
         for (int turn = 0; turn < turns; ++turn) {
-            load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);
+            load_queries<SHORT>(a, all.again(), ring, q_tile, t, head * a.group + i, phase, index + t * ROWS);
             // The place of the first rows is free before that of the keys is.
             if (turn == 0) load_keys(a, all.again(), ring, tiles.stage());
             ring.advance();
-            if (++i == a.group) i = 0, t = around<SHORT>(t + a.direction, end);
+            if (++i == a.group) i = 0, t = around<SHORT>(t + step_of<SHORT>(a, head), end);
         }
     }
     Tile none = {};
@@ -377,6 +391,7 @@ __device__ __forceinline__ Rows rows_of_turn(const Args& a, const Tile& tile, in
 // The adders: add dQ of each tile to the sums in memory.
 
 // Tiles of keys that rows `first` to `end` see and that add before this one.
+template <bool SHORT>
 __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int first, int end) {
     u32 count = 0;
 #pragma unroll 1
@@ -385,8 +400,8 @@ __device__ __forceinline__ u32 tiles_before(const Args& a, const Tile& tile, int
         const int from = max(first + tile.lo - run.first, 0), to = min(end + tile.hi - run.first, run.len);
         if (from >= to) continue;
         const bool own = r == tile.run;
-        const int low = own && a.direction > 0 ? tile.in_run + 1 : from / KEYS;
-        const int high = own && a.direction < 0 ? tile.in_run : (to + KEYS - 1) / KEYS;
+        const int low = own && goes_up<SHORT>(a, tile.head) ? tile.in_run + 1 : from / KEYS;
+        const int high = own && !goes_up<SHORT>(a, tile.head) ? tile.in_run : (to + KEYS - 1) / KEYS;
         count += max(high - low, 0);
     }
     return count;
@@ -409,7 +424,7 @@ __device__ __forceinline__ void wait_turn(const Args& a, const Tile& tile, u32 a
     const Walk walk = SHORT ? get_walk(at) : Walk{};
     const u32 least = !all              ? 1
                       : walk.places > 0 ? tiles_before(walk, t, tile.end)
-                                        : tiles_before(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
+                                        : tiles_before<SHORT>(a, tile, t * ROWS, min((t + 1) * ROWS, tile.rows));
     while (load_acquire(a.added + part) < least) {}
     proxy_fence();
 }
@@ -485,10 +500,10 @@ __device__ __forceinline__ void add(const Args& a, const Shared& shared, u32 min
         int t = start_of<SHORT>(a, tile, at);
         if (!SHORT) barrier_arrive(shared.kv_empty(tiles.stage()));
         if (tile.first < 0) return;
-        for (int left = tile.end - tile.first; left > 0; --left, t = around<SHORT>(t + a.direction, tile.end))
+        for (int left = tile.end - tile.first; left > 0; --left, t = around<SHORT>(t + step_of<SHORT>(a, tile.head), tile.end))
             for (int i = 0; i < a.group; ++i, ++turn)
                 if (turn % ADDERS == mine)
-                    add_turn<SHORT>(a, SHORT ? shared.again() : shared, tile, at, turn, left, t, tile.head * a.group + i);
+                    add_turn<SHORT>(a, shared.again(), tile, at, turn, left, t, tile.head * a.group + i);
         // Its number is made again, as it would be kept over all turns.
         if (SHORT) barrier_arrive(shared.kv_empty(kept(tiles.turns) % TILES));
     }

@@ -92,7 +92,7 @@ impl Gpu {
         let prepared = Prepared {
             bucket,
             form: Form::Tiles,
-            direction: self.direction(call, how, [heads, kv_heads])?,
+            walks: self.walks(call, how, [heads, kv_heads], bucket.dim() > 64)?,
             maps: [of_q, of_k, of_v, of_dout, TensorMap::NONE],
             elements: elements(tiled)?,
             by_threads: false,

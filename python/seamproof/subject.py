@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,9 @@ INPUTS = ("q", "k", "v", "dout", "sink")
 # Runs of a process whose inputs are read back. What is wrong with a format shows in each of them.
 ROUND_TRIPS = 64
 GRADIENTS = ("dq", "dk", "dv", "dsink")
+# Elements that any result may have, and how many times those of the problem's largest one, as statistics may be padded.
+RESULT_ELEMENTS = 1 << 28
+RESULT_TIMES = 16
 # Before the name of a quantity, the name of its largest magnitude among results.
 AMAX = "amax of "
 
@@ -205,6 +209,7 @@ class Subject:
         # The results as a caller finds them who waits for the current stream alone.
         named = vars(result) | {AMAX + name: amax for name, amax in (result.amax or {}).items()}
         results = {name: array for name, array in named.items() if library.is_array(array)}
+        _hold_sizes(problem, results)
         results = results if library.asynchronous else {}
         early = library.copies(results)
         library.finish()
@@ -388,6 +393,14 @@ def _whole(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     whole = unwritten(shape)
     whole[: values.shape[0]] = values
     return whole
+
+
+def _hold_sizes(problem: Problem, results: Mapping[str, Any]) -> None:
+    """Raises where a result is so large that no problem of this size has it; a view may, which no copy could hold."""
+    largest = max(RESULT_ELEMENTS, RESULT_TIMES * max(elements for elements, _ in problem.results()))
+    for name, array in results.items():
+        if math.prod(array.shape) > largest:
+            raise TypeError(f"{name} has shape {list(array.shape)}: more elements than any result of the problem")
 
 
 def _hold_shape(name: str, values: np.ndarray | None, shape: tuple[int, ...]) -> None:

@@ -358,6 +358,7 @@ def test_results_that_are_wrong_in_kind():
             "no automatic differentiation",
         ),
         ((out.astype(np.float16), lse), TypeError, "out came back as float16"),
+        ((np.broadcast_to(out, (2**40, *out.shape)), lse), TypeError, r"out has shape \[1099511627776, 2, 2, 3\]"),
     ]:
         with pytest.raises(error, match=words):
             run(subject_of(result), raw, inputs(raw))

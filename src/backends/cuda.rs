@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::DqOrder;
+use seamproof_kernels::backward::{DqOrder, KEYS_BY_TURNS};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{self, DeviceOptions, TileLaunch, Workspace};
 use seamproof_kernels::forward::AttentionKernels;
@@ -105,6 +105,13 @@ impl Default for Cuda {
             ranks: Ranks::InTurn,
         }
     }
+}
+
+/// Returns whether heads of a problem may walk up and down by turns, so that their numbers say in which order dq is
+/// added up.
+pub(super) fn may_walk_by_turns(problem: &Problem, order: DqOrder) -> bool {
+    let keys: usize = problem.sequences.iter().map(|sequence| sequence.kv.len).sum();
+    order == DqOrder::Fixed && problem.group() == 1 && keys >= KEYS_BY_TURNS
 }
 
 /// Returns the formats to which P and dS of a problem are rounded.
@@ -548,12 +555,17 @@ impl Backend for Cuda {
     }
 
     /// Returns the declared promises. The simple kernels take merges of packed sequences in other steps than other
-    /// merges: where nothing is merged, sequences stand alone.
+    /// merges: where nothing is merged, sequences stand alone. Of long sequences a head's number says to the tuned ones
+    /// in which order dq is added up.
     fn promises(&self, problem: &Problem) -> Promises {
         let declared = self.declaration().promises.of_schedule(problem);
         let merges = matches!(problem.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });
         let is_simple = self.attention == AttentionKernels::Simple;
-        Promises { sequences_alone: declared.sequences_alone || is_simple && !merges, ..declared }
+        Promises {
+            sequences_alone: declared.sequences_alone || is_simple && !merges,
+            heads_alone: declared.heads_alone && (is_simple || !may_walk_by_turns(problem, self.dq)),
+            ..declared
+        }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {

@@ -185,7 +185,9 @@ impl Backend for CudaFp8 {
     }
 
     fn promises(&self, problem: &Problem) -> Promises {
-        self.declaration().promises.of_schedule(problem)
+        let declared = self.declaration().promises.of_schedule(problem);
+        let by_turns = self.backward && cuda::may_walk_by_turns(problem, self.scheduled.dq);
+        Promises { heads_alone: declared.heads_alone && !by_turns, ..declared }
     }
 
     fn partition(&self, problem: &Problem) -> Partition {

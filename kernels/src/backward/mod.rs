@@ -15,7 +15,7 @@ mod walk;
 
 pub(crate) use bucket::{Bucket, shared_of};
 pub(crate) use walk::Form;
-pub use walk::{SHORT_ROWS, direction};
+pub use walk::{KEYS_BY_TURNS, SHORT_ROWS, Walks};
 
 use seamproof_oracle::Format;
 use seamproof_simulator::{AttentionCall, RowPolicy};
@@ -30,7 +30,7 @@ use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
 
 use bucket::{KEYS, PARTS, PLACES, steps};
-use walk::heads_together;
+use walk::{by_turns, heads_together};
 
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
@@ -127,7 +127,7 @@ struct RawArguments {
     clear: i32,
     accumulate: i32,
     scale: f32,
-    direction: i32,
+    down: i32,
     fixed: i32,
     describes: i32,
     cap: f32,
@@ -243,8 +243,9 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let direction = self.direction(call, how, [heads, kv_heads])?;
-        let form = Form::of(call, direction, out.format(), instance);
+        let may_turn = instance != Instance::General && bucket.dim() > 64;
+        let walks = self.walks(call, how, [heads, kv_heads], may_turn)?;
+        let form = Form::of(call, walks, out.format(), instance);
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
         let tiled @ [a, b, c, d] = bucket.tiled(call, [q, k, v, dout]);
@@ -253,7 +254,7 @@ impl Gpu {
         let launch = Prepared {
             bucket,
             form,
-            direction,
+            walks,
             maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
             elements: elements(tiled)?,
             by_threads,
@@ -263,15 +264,18 @@ impl Gpu {
         self.launch_backward(call, [tables, workspace], how, tensors, launch)
     }
 
-    /// Returns the walk of a launch ([`direction`]).
-    pub(crate) fn direction(
+    /// Returns the walks of a launch, by turns only of a kernel that `may_turn`: those with 64 lanes are slower so.
+    pub(crate) fn walks(
         &self,
         call: &CallTables,
         how: BackwardMode,
         [heads, kv_heads]: [usize; 2],
-    ) -> Result<i32, KernelError> {
+        may_turn: bool,
+    ) -> Result<Walks, KernelError> {
         let of_sequences = call.summary.filled * kv_heads;
-        Ok(direction(how.order, heads / kv_heads.max(1), of_sequences, self.multiprocessors()?))
+        let walks = Walks::of(how.order, heads / kv_heads.max(1), of_sequences, self.multiprocessors()?);
+        let turns = may_turn && how.order == DqOrder::Fixed && walks == Walks::Up && by_turns(call);
+        Ok(if turns { Walks::ByTurns } else { walks })
     }
 
     /// Launches what was prepared, on tensors that were checked.
@@ -285,16 +289,8 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let BackwardTensors { q, v, dout, out, lse, dq, dk, dv, .. } = tensors;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
-        let Prepared {
-            bucket,
-            form,
-            direction,
-            maps,
-            elements,
-            by_threads,
-            descales,
-            kernels: [before, tiles],
-        } = prepared;
+        let Prepared { bucket, form, walks, maps, elements, by_threads, descales, kernels: [before, tiles] } =
+            prepared;
         let layout = bucket.layout(call, [heads, kv_heads]);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
         if workspace.bytes() < layout[PARTS] {
@@ -313,7 +309,8 @@ impl Gpu {
         let group = heads / kv_heads;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
-        let chunk = heads_together(order, form, call, [group, kv_heads], bucket);
+        let chunk =
+            heads_together(order, (form, walks), call, [group, kv_heads], (bucket, self.multiprocessors()?));
         let [q_step, kv_step] = steps(call);
         let capacities = bucket.capacities(call);
         let arguments = RawArguments {
@@ -337,7 +334,7 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             accumulate: i32::from(how.update == GradientUpdate::Accumulate),
             scale: call.softmax.scale,
-            direction,
+            down: walks.down(chunk),
             fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
             cap: call.softmax.softcap.unwrap_or(0.0),
@@ -361,8 +358,7 @@ impl Gpu {
 pub(crate) struct Prepared {
     pub(crate) bucket: Bucket,
     pub(crate) form: Form,
-    /// The walk ([`direction`]).
-    pub(crate) direction: i32,
+    pub(crate) walks: Walks,
     pub(crate) maps: [TensorMap; 5],
     pub(crate) elements: [RawElements; 4],
     pub(crate) by_threads: bool,

@@ -4,6 +4,7 @@ use seamproof_oracle::Format;
 
 use crate::attend::CallTables;
 use crate::forward::Instance;
+use crate::summary::CallSummary;
 
 use super::DqOrder;
 use super::bucket::{Bucket, KEYS};
@@ -12,6 +13,8 @@ use super::bucket::{Bucket, KEYS};
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.
 pub const SHORT_ROWS: usize = 1024;
+/// The bit that says that all heads walk down: `EVERY` of the source.
+const EVERY: i32 = 1 << 30;
 /// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
 const MOST_AROUND: usize = 8;
 
@@ -19,17 +22,21 @@ const MOST_AROUND: usize = 8;
 /// the time until the one before it has added, and of more heads the rows would leave the cache.
 const HEADS_OF_GROUPS: usize = 2;
 const KEYS_OF_GROUPS: usize = 4096;
+/// Keys of the longest segment from which on heads may walk up and down by turns ([`Walks::ByTurns`]). Which of them a
+/// head does then depends on its number.
+pub const KEYS_BY_TURNS: usize = 4096;
 
 /// Returns the number of KV heads that are taken together, their tiles in turns. 0: as many as have all their tiles taken
 /// at once, so that none waits long for those before it. `heads` are the query heads of a KV head, and the KV heads.
 pub(super) fn heads_together(
     order: DqOrder,
-    form: Form,
+    (form, walks): (Form, Walks),
     call: &CallTables,
     [group, kv_heads]: [usize; 2],
-    bucket: Bucket,
+    (bucket, multiprocessors): (Bucket, usize),
 ) -> usize {
     match order {
+        _ if walks == Walks::ByTurns => heads_by_turns(call, multiprocessors),
         DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
         // Tiles that go around are neighbours.
         DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
@@ -47,16 +54,52 @@ fn head_chunk(call: &CallTables, group: usize, kv_heads: usize, bucket: Bucket) 
     kv_heads.div_ceil(chunks)
 }
 
-/// Returns the walk over tiles of query rows, and so which tile of keys adds first (`Args` in the source): 1 is up,
-/// -1 is down.
+/// The walks over tiles of query rows, and so which tile of keys adds first.
 ///
 /// Up, every tile begins with rows of its own, and the longest tiles are taken last. That is best where each
 /// multiprocessor has a head of a sequence to itself, and in a fixed order, where no tile waits then. Down, all tiles
 /// begin with the last rows, and the longest are taken first. That is best for few sequences, and for groups, whose
-/// tiles are as many times as long. The figures are in `kernels/NOTES.md`.
-pub fn direction(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> i32 {
-    let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
-    if group == 1 && even { 1 } else { -1 }
+/// tiles are as many times as long. By turns, as many heads as have all their tiles taken at once walk up, and as many
+/// down: multiprocessors that are done with short tiles of the one go on with those of the other, and few are left
+/// without work at the end. The figures are in `kernels/NOTES.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walks {
+    /// All heads walk up.
+    Up,
+    /// All heads walk down.
+    Down,
+    /// Chunks of heads walk up and down by turns.
+    ByTurns,
+}
+
+impl Walks {
+    /// Returns the walks of a launch but for those by turns ([`by_turns`]).
+    pub fn of(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> Walks {
+        let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
+        if group == 1 && even { Walks::Up } else { Walks::Down }
+    }
+
+    /// Returns `down` of the source's `Args`, for chunks of so many KV heads.
+    pub(super) fn down(self, chunk: usize) -> i32 {
+        match self {
+            Walks::Up => 0,
+            Walks::Down => EVERY,
+            Walks::ByTurns => chunk as i32,
+        }
+    }
+}
+
+/// Returns whether heads that would walk up in a fixed order do so by turns: sequences are long and of about one length,
+/// so that one chunk fits all, and tiles have from few rows to all of them.
+pub(super) fn by_turns(call: &CallTables) -> bool {
+    let CallSummary { keys, seen, first_seen, .. } = call.summary;
+    let alike = call.mean_rows() * 8 >= keys * 7;
+    keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys
+}
+
+/// Returns the KV heads of a chunk by turns, a power of two: as many as have all their tiles taken at once.
+fn heads_by_turns(call: &CallTables, multiprocessors: usize) -> usize {
+    1 << (multiprocessors / call.summary.keys.div_ceil(KEYS).max(1)).max(1).ilog2()
 }
 
 /// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
@@ -87,11 +130,11 @@ impl Form {
     }
 
     /// Returns the form for a call with an out of this format. The copy engine must bring out as it brings dout.
-    pub(super) fn of(call: &CallTables, direction: i32, out: Format, instance: Instance) -> Form {
+    pub(super) fn of(call: &CallTables, walks: Walks, out: Format, instance: Instance) -> Form {
         let of_one_tile = call.summary.keys <= KEYS;
         // The first rows see one tile of keys, so that all others begin later.
         let staggered = call.summary.first_seen <= KEYS;
-        let short = direction > 0 && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
+        let short = walks == Walks::Up && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
         let served = instance != Instance::General && out != Format::F32;
         if served && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
@@ -119,7 +162,7 @@ mod tests {
         let mut drawn = call(&[(64, 64)], None);
         let mut together = |order, group, keys| {
             drawn.summary.keys = keys;
-            heads_together(order, Form::Tiles, &drawn, [group, 8], BUCKETS[1])
+            heads_together(order, (Form::Tiles, Walks::Up), &drawn, [group, 8], (BUCKETS[1], 132))
         };
         assert_eq!(together(DqOrder::Fixed, 4, 4096), 2);
         assert_eq!(together(DqOrder::Fixed, 4, 4095), 0, "as many as have room");
@@ -138,20 +181,37 @@ mod tests {
             (DqOrder::Fixed, 1, 16, true),
             (DqOrder::Fixed, 4, 1024, false),
         ] {
-            assert_eq!(direction(order, group, heads, 132) > 0, up, "{order:?}, {group}, {heads}");
+            assert_eq!(Walks::of(order, group, heads, 132) == Walks::Up, up, "{order:?}, {group}, {heads}");
         }
+    }
+
+    /// Test that long causal sequences of one length, and no others, have their heads walk up and down by turns.
+    #[test]
+    fn long_sequences_of_one_length_walk_by_turns() {
+        let of = |lengths: &[(usize, usize)], hi| by_turns(&bounded(lengths, None, hi));
+        assert!(of(&[(4096, 4096), (4000, 4000)], Some(0)));
+        assert!(!of(&[(4095, 4095), (4000, 4000)], Some(0)), "short");
+        assert!(!of(&[(4096, 4096), (2048, 2048)], Some(0)), "unlike");
+        assert!(!of(&[(4096, 4096)], None), "every tile has all rows");
+        let mut window = call(&[(4096, 4096)], None);
+        window.summary.seen = 1000;
+        assert!(!by_turns(&window), "tiles have as many rows");
+        for (keys, expected) in [(4096, 4), (5120, 2), (8192, 2), (16384, 1), (100_000, 1)] {
+            assert_eq!(heads_by_turns(&call(&[(keys, keys)], None), 132), expected, "{keys} keys");
+        }
+        assert_eq!([Walks::Up, Walks::Down, Walks::ByTurns].map(|walks| walks.down(4)), [0, EVERY, 4]);
     }
 
     #[test]
     fn the_short_form_is_for_tiles_that_come_one_after_the_other() {
-        let form = |call: &CallTables, direction| Form::of(call, direction, Format::Bf16, Instance::Wide);
+        let form = |call: &CallTables, walks| Form::of(call, walks, Format::Bf16, Instance::Wide);
         let whole = |lengths: &[usize]| lengths.iter().map(|&length| (length, length)).collect::<Vec<_>>();
         let causal = call(&whole(&[300, 1, 700]), None);
-        assert_eq!(form(&causal, 1), Form::Short);
-        let of = |out, instance| Form::of(&causal, 1, out, instance);
+        assert_eq!(form(&causal, Walks::Up), Form::Short);
+        let of = |out, instance| Form::of(&causal, Walks::Up, out, instance);
         assert_eq!(of(Format::F32, Instance::Wide), Form::Tiles, "the copy engine does not bring this out");
         assert_eq!(of(Format::Bf16, Instance::General), Form::Tiles, "one form is general");
-        assert_eq!(form(&causal, -1), Form::Tiles, "a walk down waits");
+        assert_eq!(form(&causal, Walks::Down), Form::Tiles, "a walk down waits");
         for (lengths, hi, expected) in [
             (vec![300, 700], Some(127), Form::Short),
             (vec![300, 700], Some(128), Form::Tiles),
@@ -162,15 +222,15 @@ mod tests {
             (vec![300, 1025], None, Form::Tiles),
         ] {
             let seen = bounded(&whole(&lengths), None, hi);
-            assert_eq!(form(&seen, 1), expected, "{lengths:?}, {hi:?}");
+            assert_eq!(form(&seen, Walks::Up), expected, "{lengths:?}, {hi:?}");
             assert_eq!(goes_around(&seen), expected == Form::Short && hi != Some(127), "{lengths:?}, {hi:?}");
-            assert_eq!(form(&seen, -1), Form::Tiles);
+            assert_eq!(form(&seen, Walks::Down), Form::Tiles);
         }
         let alone = bounded(&whole(&[128, 64]), None, None);
-        assert_eq!([1, -1].map(|direction| form(&alone, direction)), [Form::Short; 2]);
+        assert_eq!([Walks::Up, Walks::Down].map(|walks| form(&alone, walks)), [Form::Short; 2]);
         assert!(!goes_around(&alone));
-        assert_eq!(form(&call(&whole(&[4096]), None), 1), Form::Tiles);
-        assert_eq!(form(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), 1), Form::Tiles);
-        assert_eq!(form(&call(&[], None), 1), Form::Short, "no segment at all");
+        assert_eq!(form(&call(&whole(&[4096]), None), Walks::Up), Form::Tiles);
+        assert_eq!(form(&call(&[(4096, 4096), (0, 0), (0, 0), (0, 0)], None), Walks::Up), Form::Tiles);
+        assert_eq!(form(&call(&[], None), Walks::Up), Form::Short, "no segment at all");
     }
 }

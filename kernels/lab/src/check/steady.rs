@@ -13,7 +13,7 @@
 //! sequence, and dq is written at once; or others follow, and dq is a sum of one term.
 //!
 //! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order
-//! (`backward::direction`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
+//! (`backward::Walks`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ pub const STEADY_MASKS: [(&str, Mask); 4] = [
 ];
 /// The packs: one for each choice of walks, in the fixed order and in any, and one whose launches have the short form
 /// in both.
-pub const STEADY_PACKS: [SteadyPack; 4] = [GROUPED, FEW, MANY, SHORT];
+pub const STEADY_PACKS: [SteadyPack; 5] = [GROUPED, FEW, MANY, SHORT, EVEN];
 /// Several query heads to a KV head: the walk goes down in both orders.
 const GROUPED: SteadyPack =
     SteadyPack { name: "grouped", heads: Heads { q: 8, kv: 2 }, times: 1, lengths: &LENGTHS };
@@ -51,6 +51,9 @@ const FEW: SteadyPack = SteadyPack { name: "few", heads: Heads { q: 4, kv: 4 }, 
 const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
 /// Short sequences, repeated as often as those of `MANY`: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
+/// Long sequences of about one length: in the fixed order and causal masks heads walk up and down by turns, four and four.
+const EVEN: SteadyPack =
+    SteadyPack { name: "even", heads: Heads { q: 8, kv: 8 }, times: 1, lengths: &[4096, 3900] };
 /// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
 /// long that none has the short form (`backward::SHORT_ROWS`).
 const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
@@ -346,7 +349,7 @@ fn gradients(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use seamproof_kernels::backward::{SHORT_ROWS, direction};
+    use seamproof_kernels::backward::{SHORT_ROWS, Walks};
 
     /// The walks are those that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
@@ -357,12 +360,12 @@ mod tests {
             let walks = |pack: SteadyPack, sequences: usize| {
                 let Heads { q, kv } = pack.heads;
                 let heads = sequences * pack.times * kv;
-                DqOrder::ALL.map(|order| direction(order, q / kv, heads, multiprocessors))
+                DqOrder::ALL.map(|order| Walks::of(order, q / kv, heads, multiprocessors))
             };
             for sequences in [LENGTHS.len(), SHORT_LENGTHS.len(), TWO_TILES_AT_MOST.len()] {
-                assert_eq!(walks(GROUPED, sequences), [-1, -1]);
-                assert_eq!(walks(FEW, sequences), [1, -1]);
-                assert_eq!(walks(MANY, sequences), [1, 1]);
+                assert_eq!(walks(GROUPED, sequences), [Walks::Down; 2]);
+                assert_eq!(walks(FEW, sequences), [Walks::Up, Walks::Down]);
+                assert_eq!(walks(MANY, sequences), [Walks::Up; 2]);
             }
         }
     }

@@ -86,8 +86,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "mask(p, ds, a, at, now * ROWS);",
         READS;
     "a-groups-first-head-for-all", WrongSeam, ("KV heads by remainder", "https://github.com/FlashML-org/FreeToken/pull/177"), "backward.cu",
-        "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head + i, phase, index + t * ROWS);"
-            => "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head, phase, index + t * ROWS);",
+        "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head * a.group + i, phase, index + t * ROWS);"
+            => "load_queries<SHORT>(a, all.again(), ring, q_tile, t, head * a.group, phase, index + t * ROWS);",
         VALUES;
     "sums-not-cleared", Arithmetic, ("dq is added to what was there", "https://github.com/Dao-AILab/flash-attention/pull/1893"), "backward.cu",
         "add_part(shared, turn, sums, opens);"
