@@ -116,6 +116,7 @@ fn questions_without_an_answer_are_refused_at_once() {
     refused(&[&with_options[..], &["--lock", "lock.json"]].concat(), &["--lock", "name emulated alone"]);
     refused(&[&with_options[..], &["--check"]].concat(), &["--check", "name emulated alone"]);
     refused(&["calibrate", "emulated:tiles=32"], &["no option 'tiles'"]);
+    refused(&["calibrate", "emulated:q_tile=16,q_tile=32"], &["option q_tile is given more than once"]);
     assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 0);
     // A single tile for all cases is the one that each instance declares, and no second candidate.
     let tabled = seamproof(place.path(), &with_options);

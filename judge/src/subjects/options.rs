@@ -13,9 +13,15 @@ pub fn listed(options: &Options) -> String {
 
 /// Reads options that are [`listed`].
 pub(super) fn read(list: &str) -> Result<Options, OptionError> {
-    let option = |item: &str| item.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let wrong = || OptionError::List { text: list.chars().take(TEXT_SHOWN).collect() };
-    list.split(',').map(option).collect::<Option<_>>().ok_or_else(wrong)
+    let mut options = Options::new();
+    for item in list.split(',') {
+        let (option, value) = item.split_once('=').ok_or_else(wrong)?;
+        if options.insert(option.to_owned(), value.to_owned()).is_some() {
+            return Err(OptionError::Twice { option: option.chars().take(TEXT_SHOWN).collect() });
+        }
+    }
+    Ok(options)
 }
 
 /// Largest number of characters of a list that an error repeats.
@@ -30,6 +36,12 @@ pub enum OptionError {
     List {
         /// Text that was given.
         text: String,
+    },
+    /// An option that is in the list more than once.
+    #[error("option {option} is given more than once; give it one value")]
+    Twice {
+        /// Name of the option.
+        option: String,
     },
     /// An option that the subject does not have.
     #[error("backend {backend} has no option '{option}'; it has: {known}")]

@@ -243,8 +243,7 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let may_turn = instance != Instance::General && bucket.dim() > 64;
-        let walks = self.walks(call, how, [heads, kv_heads], may_turn)?;
+        let walks = self.walks(call, how, [heads, kv_heads], instance != Instance::General)?;
         let form = Form::of(call, walks, out.format(), instance);
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
@@ -264,7 +263,7 @@ impl Gpu {
         self.launch_backward(call, [tables, workspace], how, tensors, launch)
     }
 
-    /// Returns the walks of a launch, by turns only of a kernel that `may_turn`: those with 64 lanes are slower so.
+    /// Returns the walks of a launch, by turns only of a kernel that `may_turn`: others were not timed so.
     pub(crate) fn walks(
         &self,
         call: &CallTables,

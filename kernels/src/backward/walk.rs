@@ -36,7 +36,7 @@ pub(super) fn heads_together(
     (bucket, multiprocessors): (Bucket, usize),
 ) -> usize {
     match order {
-        _ if walks == Walks::ByTurns => heads_by_turns(call, multiprocessors),
+        _ if walks == Walks::ByTurns => heads_by_turns(call, bucket, multiprocessors),
         DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
         // Tiles that go around are neighbours.
         DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
@@ -97,9 +97,12 @@ pub(super) fn by_turns(call: &CallTables) -> bool {
     keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys
 }
 
-/// Returns the KV heads of a chunk by turns, a power of two: as many as have all their tiles taken at once.
-fn heads_by_turns(call: &CallTables, multiprocessors: usize) -> usize {
-    1 << (multiprocessors / call.summary.keys.div_ceil(KEYS).max(1)).max(1).ilog2()
+/// Returns the KV heads of a chunk by turns, a power of two: as many as have all their tiles taken at once. With 64 lanes
+/// they are twice as many, and four at least: a turn is shorter there, and a tile has more time until it is waited for.
+fn heads_by_turns(call: &CallTables, bucket: Bucket, multiprocessors: usize) -> usize {
+    let taken_at_once = multiprocessors / call.summary.keys.div_ceil(KEYS).max(1);
+    let heads = 1 << taken_at_once.max(1).ilog2();
+    if bucket.dim() > 64 { heads } else { (2 * heads).max(4) }
 }
 
 /// Returns whether the tiles of keys of segments go around (`backward.cu`) in walks up: all rows see all keys, and
@@ -196,8 +199,11 @@ mod tests {
         let mut window = call(&[(4096, 4096)], None);
         window.summary.seen = 1000;
         assert!(!by_turns(&window), "tiles have as many rows");
-        for (keys, expected) in [(4096, 4), (5120, 2), (8192, 2), (16384, 1), (100_000, 1)] {
-            assert_eq!(heads_by_turns(&call(&[(keys, keys)], None), 132), expected, "{keys} keys");
+        for (keys, expected) in
+            [(4096, [8, 4]), (5120, [4, 2]), (8192, [4, 2]), (16384, [4, 1]), (100_000, [4, 1])]
+        {
+            let of = |bucket| heads_by_turns(&call(&[(keys, keys)], None), bucket, 132);
+            assert_eq!(BUCKETS.map(of), expected, "{keys} keys");
         }
         assert_eq!([Walks::Up, Walks::Down, Walks::ByTurns].map(|walks| walks.down(4)), [0, EVERY, 4]);
     }

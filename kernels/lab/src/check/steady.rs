@@ -51,9 +51,10 @@ const FEW: SteadyPack = SteadyPack { name: "few", heads: Heads { q: 4, kv: 4 }, 
 const MANY: SteadyPack = SteadyPack { times: 6, name: "many", ..FEW };
 /// Short sequences, repeated as often as those of `MANY`: a launch in any order goes in the fixed one.
 const SHORT: SteadyPack = SteadyPack { name: "short", lengths: &SHORT_LENGTHS, ..MANY };
-/// Long sequences of about one length: in the fixed order and causal masks heads walk up and down by turns, four and four.
+/// Long sequences of about one length: in the fixed order and causal masks heads walk up and down by turns, eight and
+/// eight with 64 lanes, else four and four.
 const EVEN: SteadyPack =
-    SteadyPack { name: "even", heads: Heads { q: 8, kv: 8 }, times: 1, lengths: &[4096, 3900] };
+    SteadyPack { name: "even", heads: Heads { q: 16, kv: 16 }, times: 1, lengths: &[4096, 3900] };
 /// The lengths of the sequences whose launches are repeated: many tiles of keys, one tile, one row. Their mean is so
 /// long that none has the short form (`backward::SHORT_ROWS`).
 const LENGTHS: [usize; 7] = [300, 64, 1, 777, 2048, 513, 4096];
