@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 
 use seamproof_kernels::KernelError;
 use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::{DqOrder, KEYS_BY_TURNS};
+use seamproof_kernels::backward::{DqOrder, KEYS_BY_TURNS, Walks};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{self, DeviceOptions, TileLaunch, Workspace};
 use seamproof_kernels::forward::AttentionKernels;
@@ -64,6 +64,9 @@ pub struct Cuda {
     pub attention: AttentionKernels,
     /// Order in which dq is summed on tensor cores. With `any`, gradient bits may vary between runs.
     pub dq: DqOrder,
+    /// Walks of backwards on tensor cores, which then have the long form; `None` for the form and the walks that fit each
+    /// call. Small problems have other forms of their own accord.
+    pub walks: Option<Walks>,
     /// Number of CUDA streams that the schedule's streams run on. With 1 they run one after the other, in the order
     /// that is drawn.
     pub streams: usize,
@@ -78,8 +81,22 @@ pub struct Cuda {
 const STREAMS_MAX: usize = 64;
 /// Largest number of blocks that a campaign draws, apart from a block on each multiprocessor.
 const FEW_BLOCKS: usize = 3;
+/// Number that sets the draw of walks apart from others.
+const WALKS: u64 = 0x7761_6c6b;
+/// Value of the option of walks that stands for those that fit.
+const FITTING: &str = "fitting";
 /// Value of the option of blocks that stands for a block on each multiprocessor.
 const ALL_BLOCKS: &str = "all";
+
+/// Returns the value of the option that stands for these walks.
+fn walks_name(walks: Option<Walks>) -> &'static str {
+    walks.map_or(FITTING, Walks::name)
+}
+
+/// Returns the walks that a value of the option stands for.
+fn walks_by_name(value: &str) -> Option<Option<Walks>> {
+    if value == FITTING { Some(None) } else { Walks::by_name(value).map(Some) }
+}
 
 /// Returns the value of the option that stands for these most blocks.
 fn blocks_name(blocks: Option<NonZeroUsize>) -> String {
@@ -100,18 +117,12 @@ impl Default for Cuda {
             helpers: true,
             attention,
             dq: DqOrder::Fixed,
+            walks: None,
             streams: 1,
             blocks: None,
             ranks: Ranks::InTurn,
         }
     }
-}
-
-/// Returns whether heads of a problem may walk up and down by turns, so that their numbers say in which order dq is
-/// added up.
-pub(super) fn may_walk_by_turns(problem: &Problem, order: DqOrder) -> bool {
-    let keys: usize = problem.sequences.iter().map(|sequence| sequence.kv.len).sum();
-    order == DqOrder::Fixed && problem.group() == 1 && keys >= KEYS_BY_TURNS
 }
 
 /// Returns the formats to which P and dS of a problem are rounded.
@@ -148,6 +159,7 @@ pub struct CudaRunner {
 /// Returns options for one case of a campaign.
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let draw = seamproof_judge::hash::mix(seed);
+    let walks = seamproof_judge::hash::mix(seed ^ WALKS) as usize % (2 * Walks::ALL.len());
     let few = NonZeroUsize::new(1 + (draw >> 32) as usize % FEW_BLOCKS);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
@@ -166,14 +178,16 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         ),
         // One case in four sums dq in any order.
         ("dq".into(), if draw >> 55 & 3 == 0 { DqOrder::AsTheyCome } else { DqOrder::Fixed }.name().into()),
+        // Half of the cases have the long form of the backward, which small problems do not have of their own accord.
+        ("walks".into(), walks_name(Walks::ALL.get(walks).copied()).into()),
     ])
 }
 
 impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
-    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short`, `split` or `mixed`), `dq` (`fixed` or `any`), `streams`,
-    /// `blocks` (a number or `all`) and `ranks` (`in-turn` or `threads`). The defaults are 0, `running`, `on`, `simple`,
-    /// `fixed`, 1, `all` and `in-turn`.
+    /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short`, `split` or `mixed`), `dq` (`fixed` or `any`), `walks`
+    /// (`fitting`, `up`, `down` or `by-turns`), `streams`, `blocks` (a number or `all`) and `ranks` (`in-turn` or
+    /// `threads`). The defaults are 0, `running`, `on`, `simple`, `fixed`, `fitting`, 1, `all` and `in-turn`.
     pub(super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -194,6 +208,10 @@ impl Cuda {
                     (taken, "simple, tuned, long, paired, middle, short, split or mixed")
                 }
                 "dq" => (DqOrder::by_name(value).map(|dq| subject.dq = dq), "fixed or any"),
+                "walks" => {
+                    let walks = walks_by_name(value).map(|walks| subject.walks = walks);
+                    (walks, "fitting, up, down or by-turns")
+                }
                 "streams" => {
                     let known = value.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
                     (known.map(|streams| subject.streams = streams), "a number from 1 to 64")
@@ -204,7 +222,7 @@ impl Cuda {
                 }
                 "ranks" => (Ranks::by_name(value).map(|ranks| subject.ranks = ranks), "in-turn or threads"),
                 _ => {
-                    let known = "order, merge, helpers, attention, dq, streams, blocks, ranks";
+                    let known = "order, merge, helpers, attention, dq, walks, streams, blocks, ranks";
                     let option = option.clone();
                     return Err(OptionError::Unknown { backend: NAME, option, known });
                 }
@@ -227,6 +245,7 @@ impl Cuda {
             ("helpers".into(), if self.helpers { "on" } else { "off" }.into()),
             ("attention".into(), self.attention.name().into()),
             ("dq".into(), self.dq.name().into()),
+            ("walks".into(), walks_name(self.walks).into()),
             ("streams".into(), self.streams.to_string()),
             ("blocks".into(), blocks_name(self.blocks)),
             ("ranks".into(), self.ranks.name().into()),
@@ -283,6 +302,14 @@ impl Cuda {
         Some(launches)
     }
 
+    /// Returns whether heads of a problem may walk up and down by turns, so that their numbers say in which order
+    /// gradients are added up.
+    pub(super) fn may_walk_by_turns(&self, problem: &Problem) -> bool {
+        let keys: usize = problem.sequences.iter().map(|sequence| sequence.kv.len).sum();
+        let is_fitting = self.dq == DqOrder::Fixed && problem.group() == 1 && keys >= KEYS_BY_TURNS;
+        self.walks.map_or(is_fitting, |walks| matches!(walks, Walks::ByTurns { .. }))
+    }
+
     /// Returns the most blocks of attention where these are so few that small problems often have several tiles in one.
     pub(super) fn few_blocks(&self) -> Option<NonZeroUsize> {
         self.blocks.filter(|blocks| blocks.get() <= FEW_BLOCKS)
@@ -332,9 +359,9 @@ impl CudaRunner {
         world: &World,
         reached: &mut dyn FnMut(Phase),
     ) -> Result<Outputs, RunError> {
-        let Cuda { order, helpers, attention, dq, streams, blocks, ranks, .. } = *subject;
+        let Cuda { order, helpers, attention, dq, walks, streams, blocks, ranks, .. } = *subject;
         let page = problem.pages.as_ref().map(|pages| pages.size);
-        let options = DeviceOptions { helpers, attention, codes, dq, streams, blocks, page };
+        let options = DeviceOptions { helpers, attention, codes, dq, walks, streams, blocks, page };
         let device = self.workspace.device(formats(problem), options);
         let mut on_way = |stage: Reached| {
             reached(match stage {
@@ -563,7 +590,7 @@ impl Backend for Cuda {
         let is_simple = self.attention == AttentionKernels::Simple;
         Promises {
             sequences_alone: declared.sequences_alone || is_simple && !merges,
-            heads_alone: declared.heads_alone && (is_simple || !may_walk_by_turns(problem, self.dq)),
+            heads_alone: declared.heads_alone && (is_simple || !self.may_walk_by_turns(problem)),
             ..declared
         }
     }

@@ -61,8 +61,8 @@ impl CudaFp8 {
     pub const NAME: &str = "cuda-fp8";
 
     /// Returns the subject with the options `attention` (`tuned`, `long` or `short`; the default is `tuned`), `pass`
-    /// (`forward` or `both`; the default is `forward`), and `order`, `merge`, `helpers`, `dq`, `streams`, `blocks` and
-    /// `ranks` as the subject `cuda` has them.
+    /// (`forward` or `both`; the default is `forward`), and `order`, `merge`, `helpers`, `dq`, `walks`, `streams`,
+    /// `blocks` and `ranks` as the subject `cuda` has them.
     pub fn from_options(options: &Options) -> Result<CudaFp8, OptionError> {
         let mut options = options.clone();
         let wrong = |option: &str, value, expected| OptionError::Value {
@@ -130,7 +130,7 @@ fn of_schedule(mut options: Options, shape: &str, pass: &str) -> Options {
 }
 
 fn unknown(option: String) -> OptionError {
-    let known = "attention, pass, order, merge, helpers, dq, streams, blocks, ranks";
+    let known = "attention, pass, order, merge, helpers, dq, walks, streams, blocks, ranks";
     OptionError::Unknown { backend: CudaFp8::NAME, option, known }
 }
 
@@ -186,7 +186,7 @@ impl Backend for CudaFp8 {
 
     fn promises(&self, problem: &Problem) -> Promises {
         let declared = self.declaration().promises.of_schedule(problem);
-        let by_turns = self.backward && cuda::may_walk_by_turns(problem, self.scheduled.dq);
+        let by_turns = self.backward && self.scheduled.may_walk_by_turns(problem);
         Promises { heads_alone: declared.heads_alone && !by_turns, ..declared }
     }
 

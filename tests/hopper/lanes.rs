@@ -268,7 +268,16 @@ pub(crate) fn device<'w>(workspace: &'w Workspace, streams: usize, problem: &Pro
     let (attention, dq) = (AttentionKernels::Simple, DqOrder::Fixed);
     workspace.device(
         formats,
-        DeviceOptions { helpers: true, attention, codes: None, dq, streams, blocks: None, page: None },
+        DeviceOptions {
+            helpers: true,
+            attention,
+            codes: None,
+            dq,
+            walks: None,
+            streams,
+            blocks: None,
+            page: None,
+        },
     )
 }
 

@@ -73,24 +73,31 @@ pub enum GradientUpdate {
     Accumulate,
 }
 
-/// The order of sums and the update of gradients.
+/// The order of sums, the update of gradients, and the walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardMode {
     /// The order in which dq is summed.
     pub order: DqOrder,
     /// The update of dq, dk and dv.
     pub update: GradientUpdate,
+    /// The walks of every launch, which then has the long form; `None` for the form and the walks that fit its call.
+    pub walks: Option<Walks>,
 }
 
 impl BackwardMode {
     /// Returns the mode that overwrites gradients.
     pub const fn overwrite(order: DqOrder) -> BackwardMode {
-        BackwardMode { order, update: GradientUpdate::Overwrite }
+        BackwardMode { order, update: GradientUpdate::Overwrite, walks: None }
     }
 
     /// Returns the mode that adds to gradients.
     pub const fn accumulate(order: DqOrder) -> BackwardMode {
-        BackwardMode { order, update: GradientUpdate::Accumulate }
+        BackwardMode { order, update: GradientUpdate::Accumulate, walks: None }
+    }
+
+    /// Returns the mode with other walks.
+    pub const fn with_walks(self, walks: Option<Walks>) -> BackwardMode {
+        BackwardMode { walks, ..self }
     }
 }
 
@@ -243,8 +250,9 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let walks = self.walks(call, how, [heads, kv_heads], instance != Instance::General)?;
-        let form = Form::of(call, walks, out.format(), instance);
+        let walks = self.walks(call, how, [heads, kv_heads], (bucket, instance != Instance::General))?;
+        let fitting = Form::of(call, walks, out.format(), instance);
+        let form = if how.walks.is_some() { Form::Tiles } else { fitting };
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
         let tiled @ [a, b, c, d] = bucket.tiled(call, [q, k, v, dout]);
@@ -269,12 +277,16 @@ impl Gpu {
         call: &CallTables,
         how: BackwardMode,
         [heads, kv_heads]: [usize; 2],
-        may_turn: bool,
+        (bucket, may_turn): (Bucket, bool),
     ) -> Result<Walks, KernelError> {
+        if let Some(walks) = how.walks {
+            return Ok(walks);
+        }
         let of_sequences = call.summary.filled * kv_heads;
-        let walks = Walks::of(how.order, heads / kv_heads.max(1), of_sequences, self.multiprocessors()?);
-        let turns = may_turn && how.order == DqOrder::Fixed && walks == Walks::Up && by_turns(call);
-        Ok(if turns { Walks::ByTurns } else { walks })
+        let multiprocessors = self.multiprocessors()?;
+        let walks = Walks::of(how.order, heads / kv_heads.max(1), of_sequences, multiprocessors);
+        let turns = may_turn && how.order == DqOrder::Fixed && walks == Walks::Up;
+        Ok(turns.then(|| by_turns(call, bucket, multiprocessors)).flatten().unwrap_or(walks))
     }
 
     /// Launches what was prepared, on tensors that were checked.
@@ -308,8 +320,7 @@ impl Gpu {
         let group = heads / kv_heads;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
-        let chunk =
-            heads_together(order, (form, walks), call, [group, kv_heads], (bucket, self.multiprocessors()?));
+        let chunk = heads_together(order, form, walks, call, [group, kv_heads], bucket);
         let [q_step, kv_step] = steps(call);
         let capacities = bucket.capacities(call);
         let arguments = RawArguments {
@@ -333,7 +344,7 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             accumulate: i32::from(how.update == GradientUpdate::Accumulate),
             scale: call.softmax.scale,
-            down: walks.down(chunk),
+            down: walks.down(),
             fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
             cap: call.softmax.softcap.unwrap_or(0.0),

@@ -30,13 +30,16 @@ pub const KEYS_BY_TURNS: usize = 4096;
 /// at once, so that none waits long for those before it. `heads` are the query heads of a KV head, and the KV heads.
 pub(super) fn heads_together(
     order: DqOrder,
-    (form, walks): (Form, Walks),
+    form: Form,
+    walks: Walks,
     call: &CallTables,
     [group, kv_heads]: [usize; 2],
-    (bucket, multiprocessors): (Bucket, usize),
+    bucket: Bucket,
 ) -> usize {
+    if let Walks::ByTurns { heads } = walks {
+        return heads;
+    }
     match order {
-        _ if walks == Walks::ByTurns => heads_by_turns(call, bucket, multiprocessors),
         DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
         // Tiles that go around are neighbours.
         DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
@@ -69,38 +72,59 @@ pub enum Walks {
     /// All heads walk down.
     Down,
     /// Chunks of heads walk up and down by turns.
-    ByTurns,
+    ByTurns {
+        /// The number of KV heads of a chunk, a power of two.
+        heads: usize,
+    },
 }
 
 impl Walks {
-    /// Returns the walks of a launch but for those by turns ([`by_turns`]).
+    /// All walks, those by turns head by head.
+    pub const ALL: [Walks; 3] = [Walks::Up, Walks::Down, Walks::ByTurns { heads: 1 }];
+
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Walks::Up => "up",
+            Walks::Down => "down",
+            Walks::ByTurns { .. } => "by-turns",
+        }
+    }
+
+    /// Returns the walks of a name.
+    pub fn by_name(name: &str) -> Option<Walks> {
+        Walks::ALL.into_iter().find(|walks| walks.name() == name)
+    }
+
+    /// Returns the walks that fit a launch, but for those by turns (`by_turns`).
     pub fn of(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> Walks {
         let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
         if group == 1 && even { Walks::Up } else { Walks::Down }
     }
 
-    /// Returns `down` of the source's `Args`, for chunks of so many KV heads.
-    pub(super) fn down(self, chunk: usize) -> i32 {
+    /// Returns `down` of the source's `Args`.
+    pub(super) fn down(self) -> i32 {
         match self {
             Walks::Up => 0,
             Walks::Down => EVERY,
-            Walks::ByTurns => chunk as i32,
+            Walks::ByTurns { heads } => heads as i32,
         }
     }
 }
 
-/// Returns whether heads that would walk up in a fixed order do so by turns: sequences are long and of about one length,
-/// so that one chunk fits all, and tiles have from few rows to all of them.
-pub(super) fn by_turns(call: &CallTables) -> bool {
+/// Returns the walks by turns of heads that would walk up in a fixed order, if they fit: sequences are long and of about
+/// one length, so that one chunk fits all, and tiles have from few rows to all of them.
+pub(super) fn by_turns(call: &CallTables, bucket: Bucket, multiprocessors: usize) -> Option<Walks> {
     let CallSummary { keys, seen, first_seen, .. } = call.summary;
     let alike = call.mean_rows() * 8 >= keys * 7;
-    keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys
+    let fits = keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys;
+    fits.then(|| Walks::ByTurns { heads: heads_by_turns(keys, bucket, multiprocessors) })
 }
 
 /// Returns the KV heads of a chunk by turns, a power of two: as many as have all their tiles taken at once. With 64 lanes
 /// they are twice as many, and four at least: a turn is shorter there, and a tile has more time until it is waited for.
-fn heads_by_turns(call: &CallTables, bucket: Bucket, multiprocessors: usize) -> usize {
-    let taken_at_once = multiprocessors / call.summary.keys.div_ceil(KEYS).max(1);
+fn heads_by_turns(keys: usize, bucket: Bucket, multiprocessors: usize) -> usize {
+    let taken_at_once = multiprocessors / keys.div_ceil(KEYS).max(1);
     let heads = 1 << taken_at_once.max(1).ilog2();
     if bucket.dim() > 64 { heads } else { (2 * heads).max(4) }
 }
@@ -165,7 +189,7 @@ mod tests {
         let mut drawn = call(&[(64, 64)], None);
         let mut together = |order, group, keys| {
             drawn.summary.keys = keys;
-            heads_together(order, (Form::Tiles, Walks::Up), &drawn, [group, 8], (BUCKETS[1], 132))
+            heads_together(order, Form::Tiles, Walks::Up, &drawn, [group, 8], BUCKETS[1])
         };
         assert_eq!(together(DqOrder::Fixed, 4, 4096), 2);
         assert_eq!(together(DqOrder::Fixed, 4, 4095), 0, "as many as have room");
@@ -191,21 +215,22 @@ mod tests {
     /// Test that long causal sequences of one length, and no others, have their heads walk up and down by turns.
     #[test]
     fn long_sequences_of_one_length_walk_by_turns() {
-        let of = |lengths: &[(usize, usize)], hi| by_turns(&bounded(lengths, None, hi));
+        let of =
+            |lengths: &[(usize, usize)], hi| by_turns(&bounded(lengths, None, hi), BUCKETS[1], 132).is_some();
         assert!(of(&[(4096, 4096), (4000, 4000)], Some(0)));
         assert!(!of(&[(4095, 4095), (4000, 4000)], Some(0)), "short");
         assert!(!of(&[(4096, 4096), (2048, 2048)], Some(0)), "unlike");
         assert!(!of(&[(4096, 4096)], None), "every tile has all rows");
         let mut window = call(&[(4096, 4096)], None);
         window.summary.seen = 1000;
-        assert!(!by_turns(&window), "tiles have as many rows");
+        assert!(by_turns(&window, BUCKETS[1], 132).is_none(), "tiles have as many rows");
         for (keys, expected) in
             [(4096, [8, 4]), (5120, [4, 2]), (8192, [4, 2]), (16384, [4, 1]), (100_000, [4, 1])]
         {
-            let of = |bucket| heads_by_turns(&call(&[(keys, keys)], None), bucket, 132);
+            let of = |bucket| heads_by_turns(keys, bucket, 132);
             assert_eq!(BUCKETS.map(of), expected, "{keys} keys");
         }
-        assert_eq!([Walks::Up, Walks::Down, Walks::ByTurns].map(|walks| walks.down(4)), [0, EVERY, 4]);
+        assert_eq!(Walks::ALL.map(Walks::down), [0, EVERY, 1]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::run::CudaMemory;
 use super::workspace::Workspace;
 use super::{image, lanes};
 use crate::attend::WeightFormats;
-use crate::backward::DqOrder;
+use crate::backward::{DqOrder, Walks};
 use crate::error::KernelError;
 use crate::forward::AttentionKernels;
 use crate::forward_fp8::Fp8Shape;
@@ -35,6 +35,8 @@ pub struct DeviceOptions {
     pub codes: Option<Fp8Shape>,
     /// The order in which backwards on tensor cores sum dq.
     pub dq: DqOrder,
+    /// The walks of backwards on tensor cores, all in the long form; `None` for the form and the walks that fit.
+    pub walks: Option<Walks>,
     /// The number of streams that the schedule's streams run on. With 1 they run one after the other, in the order in
     /// which each buffer is to be touched.
     pub streams: usize,

@@ -119,7 +119,7 @@ impl CudaDevice<'_> {
         let descales = by_tensor(&attend.descales, heads).map(|numbers| table(&numbers, memory));
         let at = memory.table(&call.bytes);
         let workspace = memory.scratch(call.fp8_workspace_bytes(heads, [q.dim, v.dim]));
-        let how = BackwardMode::overwrite(self.options.dq);
+        let how = BackwardMode::overwrite(self.options.dq).with_walks(self.options.walks);
         self.workspace.count(match how.order {
             DqOrder::Fixed => "attend backward: backward_fp8, fixed order",
             DqOrder::AsTheyCome => "attend backward: backward_fp8, any order",

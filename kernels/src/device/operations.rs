@@ -278,7 +278,7 @@ impl CudaDevice<'_> {
         };
         let scratch = memory.scratch(scratch);
         // A schedule adds gradients up itself.
-        let how = BackwardMode::overwrite(self.options.dq);
+        let how = BackwardMode::overwrite(self.options.dq).with_walks(self.options.walks);
         // Counts go by the order that is asked for. In any order, short packs may be launched in the fixed one.
         self.workspace.count(match (tuned, how.order) {
             (true, DqOrder::Fixed) => "attend backward: backward, fixed order",

@@ -4,11 +4,11 @@
 //!
 //! A *call* is drawn. Its results on the CPU are those of the serial kernel with the tiles of the simple kernels, which
 //! must give the same bits in every row, written or not, through runs of rows and through a block table. The kernels on
-//! tensor cores run in each shape, and in both orders of the backward. They must come near in real rows, and give the same
-//! bits in all others.
+//! tensor cores run in each shape, and in both orders and all walks of the backward. They must come near in real rows,
+//! and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder};
+use seamproof_kernels::backward::{BackwardMode, DqOrder, Walks};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
@@ -336,24 +336,32 @@ struct Placed<'g> {
     saved: [Lying; 2],
 }
 
+/// Returns the modes of a backward that overwrites: both orders, in the form that fits and in each walk of the long form.
+fn modes() -> impl Iterator<Item = BackwardMode> {
+    let walks = || [None].into_iter().chain(Walks::ALL.map(Some));
+    DqOrder::ALL.into_iter().flat_map(move |order| {
+        let mode = BackwardMode::overwrite(order);
+        walks().map(move |walks| mode.with_walks(walks))
+    })
+}
+
 /// A way to run a case.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Simple,
     Paged(usize),
     Forward(TileShape),
-    Backward(DqOrder),
+    Backward(BackwardMode),
 }
 
 impl Way {
     fn kernels(self) -> Kernels {
-        let how = BackwardMode::overwrite;
         match self {
             Way::Simple => Kernels::Simple,
             Way::Paged(size) => Kernels::Paged(size),
-            Way::Forward(shape) => Kernels::Tuned(shape, how(DqOrder::Fixed)),
-            // A backward has one shape. The forward's shape is not looked at.
-            Way::Backward(order) => Kernels::Tuned(TileShape::Long, how(order)),
+            Way::Forward(shape) => Kernels::Tuned(shape, BackwardMode::overwrite(DqOrder::Fixed)),
+            // The forward's shape is not looked at.
+            Way::Backward(how) => Kernels::Tuned(TileShape::Long, how),
         }
     }
 
@@ -500,7 +508,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let twin = drawn.twin(&inputs, &sink);
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
-        let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(DqOrder::ALL.map(Way::Backward));
+        let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(modes().map(Way::Backward));
         for way in ways {
             if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;

@@ -3,7 +3,7 @@
 //! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
 
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder, GradientUpdate};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
 use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
@@ -253,12 +253,11 @@ pub fn launch_instances(gpu: &Gpu) -> Result<(), KernelError> {
         for (dim, heads) in DIMS.into_iter().flat_map(|dim| HEADS.map(|heads| (dim, heads))) {
             let problem = padded(&LENGTHS, (format, dim, heads), Mask::CAUSAL)?;
             let call = AttentionCall::whole(&problem);
-            let orders = DqOrder::ALL.into_iter().flat_map(|order| {
-                [GradientUpdate::Overwrite, GradientUpdate::Accumulate]
-                    .map(|update| BackwardMode { order, update })
-            });
+            let modes = DqOrder::ALL
+                .into_iter()
+                .flat_map(|order| [BackwardMode::overwrite(order), BackwardMode::accumulate(order)]);
             let tuned =
-                TileShape::ALL.into_iter().zip(orders.cycle()).map(|(shape, how)| Kernels::Tuned(shape, how));
+                TileShape::ALL.into_iter().zip(modes.cycle()).map(|(shape, how)| Kernels::Tuned(shape, how));
             // Any rows are pages of one row.
             for kernels in [Kernels::Simple, Kernels::Paged(1)].into_iter().chain(tuned) {
                 let passes = ReadyPasses::new(gpu, (&problem, &call), kernels, &numbers)?;
