@@ -163,7 +163,7 @@ __device__ __forceinline__ void set_ends(const Args& a, const PlannedSegment& se
     tile.closes = min(max(closes, 0), tile.end - tile.first);
 }
 
-// The tile of an item: heads in chunks, whose rows stay in the cache, and in a chunk the tiles that add first.
+// The tile of an item: heads in chunks (`head_chunk`), and in a chunk first the tiles that add first.
 template <bool SHORT>
 __device__ __forceinline__ Tile tile_of(const Args& a, u32 item) {
     const int kv_heads = a.heads / a.group;

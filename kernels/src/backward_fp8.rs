@@ -92,7 +92,7 @@ impl Gpu {
         let prepared = Prepared {
             bucket,
             form: Form::Tiles,
-            walks: self.walks(call, how, [heads, kv_heads], (bucket, bucket.dim() > 64))?,
+            route: self.route(call, how, [heads, kv_heads], (bucket, bucket.dim() > 64))?,
             maps: [of_q, of_k, of_v, of_dout, TensorMap::NONE],
             elements: elements(tiled)?,
             by_threads: false,

@@ -159,7 +159,7 @@ pub struct CudaRunner {
 /// Returns options for one case of a campaign.
 pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
     let draw = seamproof_judge::hash::mix(seed);
-    let walks = seamproof_judge::hash::mix(seed ^ WALKS) as usize % (2 * Walks::ALL.len());
+    let walks = seamproof_judge::hash::mix(seed ^ WALKS) % (2 * Walks::ALL.len() as u64);
     let few = NonZeroUsize::new(1 + (draw >> 32) as usize % FEW_BLOCKS);
     BTreeMap::from([
         ("order".into(), (draw % 1000).to_string()),
@@ -179,7 +179,7 @@ pub(super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
         // One case in four sums dq in any order.
         ("dq".into(), if draw >> 55 & 3 == 0 { DqOrder::AsTheyCome } else { DqOrder::Fixed }.name().into()),
         // Half of the cases have the long form of the backward, which small problems do not have of their own accord.
-        ("walks".into(), walks_name(Walks::ALL.get(walks).copied()).into()),
+        ("walks".into(), walks_name(Walks::ALL.get(walks as usize).copied()).into()),
     ])
 }
 
@@ -305,9 +305,11 @@ impl Cuda {
     /// Returns whether heads of a problem may walk up and down by turns, so that their numbers say in which order
     /// gradients are added up.
     pub(super) fn may_walk_by_turns(&self, problem: &Problem) -> bool {
-        let keys: usize = problem.sequences.iter().map(|sequence| sequence.kv.len).sum();
+        let lengths = problem.sequences.iter().map(|sequence| sequence.kv.len);
+        // A segment may have keys of several sequences where these share some.
+        let keys = if problem.sharing.is_empty() { lengths.max().unwrap_or(0) } else { lengths.sum() };
         let is_fitting = self.dq == DqOrder::Fixed && problem.group() == 1 && keys >= KEYS_BY_TURNS;
-        self.walks.map_or(is_fitting, |walks| matches!(walks, Walks::ByTurns { .. }))
+        self.walks.map_or(is_fitting, |walks| walks == Walks::ByTurns)
     }
 
     /// Returns the most blocks of attention where these are so few that small problems often have several tiles in one.
@@ -571,7 +573,7 @@ impl Backend for Cuda {
                 .with_promises(Promises {
                     deterministic_backward: self.dq == DqOrder::Fixed,
                     sequences_alone: false,
-                    // Tiles of keys add to dq downward for a group, but upward or around for a head alone.
+                    // Tiles of keys add to dq downward for a group, but upward, around or by turns for a head alone.
                     groups_alone: false,
                     rows_alone: false,
                     ..Promises::ALL
@@ -582,8 +584,8 @@ impl Backend for Cuda {
     }
 
     /// Returns the declared promises. The simple kernels take merges of packed sequences in other steps than other
-    /// merges: where nothing is merged, sequences stand alone. Of long sequences a head's number says to the tuned ones
-    /// in which order dq is added up.
+    /// merges: where nothing is merged, sequences stand alone. Where the tuned kernels' heads walk by turns, a head's
+    /// number says in which order gradients are added up.
     fn promises(&self, problem: &Problem) -> Promises {
         let declared = self.declaration().promises.of_schedule(problem);
         let merges = matches!(problem.parallel.algorithm, Algorithm::Ring | Algorithm::Hierarchical { .. });

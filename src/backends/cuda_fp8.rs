@@ -178,7 +178,7 @@ impl Backend for CudaFp8 {
         table.masks.kinds = vec![MaskKind::Documents, MaskKind::Chunks];
         table.layout.steps = false;
         let deterministic_backward = self.scheduled.dq == DqOrder::Fixed;
-        // Tiles of keys add to dq downward for a group, but upward for a head alone.
+        // Tiles of keys add to dq downward for a group, but upward or by turns for a head alone.
         let groups_alone = !self.backward;
         let promises = Promises { sequences_alone: false, rows_alone: false, ..Promises::ALL };
         declared.with_promises(Promises { deterministic_backward, groups_alone, ..promises })

@@ -30,7 +30,7 @@ use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
 
 use bucket::{KEYS, PARTS, PLACES, steps};
-use walk::{by_turns, heads_together};
+use walk::{Route, heads_together};
 
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
@@ -250,8 +250,8 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let walks = self.walks(call, how, [heads, kv_heads], (bucket, instance != Instance::General))?;
-        let fitting = Form::of(call, walks, out.format(), instance);
+        let route = self.route(call, how, [heads, kv_heads], (bucket, instance != Instance::General))?;
+        let fitting = Form::of(call, route.walks, out.format(), instance);
         let form = if how.walks.is_some() { Form::Tiles } else { fitting };
         // The other form does not use it.
         let brought = if form == Form::Short { out } else { dout };
@@ -261,7 +261,7 @@ impl Gpu {
         let launch = Prepared {
             bucket,
             form,
-            walks,
+            route,
             maps: tensor_maps(self, [a, b, c, d, ("out", brought, q_step, q_box)], by_threads)?,
             elements: elements(tiled)?,
             by_threads,
@@ -272,21 +272,19 @@ impl Gpu {
     }
 
     /// Returns the walks of a launch, by turns only of a kernel that `may_turn`: others were not timed so.
-    pub(crate) fn walks(
+    pub(crate) fn route(
         &self,
         call: &CallTables,
         how: BackwardMode,
         [heads, kv_heads]: [usize; 2],
         (bucket, may_turn): (Bucket, bool),
-    ) -> Result<Walks, KernelError> {
+    ) -> Result<Route, KernelError> {
         if let Some(walks) = how.walks {
-            return Ok(walks);
+            return Ok(Route::forced(walks, kv_heads));
         }
-        let of_sequences = call.summary.filled * kv_heads;
-        let multiprocessors = self.multiprocessors()?;
-        let walks = Walks::of(how.order, heads / kv_heads.max(1), of_sequences, multiprocessors);
-        let turns = may_turn && how.order == DqOrder::Fixed && walks == Walks::Up;
-        Ok(turns.then(|| by_turns(call, bucket, multiprocessors)).flatten().unwrap_or(walks))
+        let heads = [heads / kv_heads.max(1), kv_heads];
+        let walks = Walks::fitting(how.order, call, heads, self.multiprocessors()?, may_turn);
+        Ok(Route::fitting(walks, call, bucket))
     }
 
     /// Launches what was prepared, on tensors that were checked.
@@ -300,7 +298,7 @@ impl Gpu {
     ) -> Result<(), KernelError> {
         let BackwardTensors { q, v, dout, out, lse, dq, dk, dv, .. } = tensors;
         let ([_, heads, dim], [_, kv_heads, dim_v]) = (q.shape(), v.shape());
-        let Prepared { bucket, form, walks, maps, elements, by_threads, descales, kernels: [before, tiles] } =
+        let Prepared { bucket, form, route, maps, elements, by_threads, descales, kernels: [before, tiles] } =
             prepared;
         let layout = bucket.layout(call, [heads, kv_heads]);
         on_bytes("the workspace", workspace.address(), ALIGNMENT)?;
@@ -320,7 +318,7 @@ impl Gpu {
         let group = heads / kv_heads;
         // Tiles that come to rows one after the other add in turns at no cost.
         let order = if form == Form::Short { DqOrder::Fixed } else { how.order };
-        let chunk = heads_together(order, form, walks, call, [group, kv_heads], bucket);
+        let chunk = heads_together(order, form, route, call, [group, kv_heads], bucket);
         let [q_step, kv_step] = steps(call);
         let capacities = bucket.capacities(call);
         let arguments = RawArguments {
@@ -344,7 +342,7 @@ impl Gpu {
             clear: i32::from(call.policy == RowPolicy::Overwrite),
             accumulate: i32::from(how.update == GradientUpdate::Accumulate),
             scale: call.softmax.scale,
-            down: walks.down(),
+            down: route.down(),
             fixed: i32::from(order == DqOrder::Fixed),
             describes: i32::from(form == Form::Short),
             cap: call.softmax.softcap.unwrap_or(0.0),
@@ -368,7 +366,7 @@ impl Gpu {
 pub(crate) struct Prepared {
     pub(crate) bucket: Bucket,
     pub(crate) form: Form,
-    pub(crate) walks: Walks,
+    pub(crate) route: Route,
     pub(crate) maps: [TensorMap; 5],
     pub(crate) elements: [RawElements; 4],
     pub(crate) by_threads: bool,

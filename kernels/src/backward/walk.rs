@@ -13,6 +13,8 @@ use super::bucket::{Bucket, KEYS};
 const CACHED_BYTES: usize = 40 << 20;
 /// Rows of an average segment up to which walks are short.
 pub const SHORT_ROWS: usize = 1024;
+/// The multiprocessors of an H100 or H200 with NVLink.
+const MULTIPROCESSORS: usize = 132;
 /// The bit that says that all heads walk down: `EVERY` of the source.
 const EVERY: i32 = 1 << 30;
 /// The most tiles of keys of a segment that go around: `MOST_AROUND` of the source.
@@ -31,15 +33,13 @@ pub const KEYS_BY_TURNS: usize = 4096;
 pub(super) fn heads_together(
     order: DqOrder,
     form: Form,
-    walks: Walks,
+    route: Route,
     call: &CallTables,
     [group, kv_heads]: [usize; 2],
     bucket: Bucket,
 ) -> usize {
-    if let Walks::ByTurns { heads } = walks {
-        return heads;
-    }
     match order {
+        _ if route.turning > 0 => route.turning,
         DqOrder::AsTheyCome => head_chunk(call, group, kv_heads, bucket),
         // Tiles that go around are neighbours.
         DqOrder::Fixed if form == Form::Short && goes_around(call) => 1,
@@ -72,22 +72,19 @@ pub enum Walks {
     /// All heads walk down.
     Down,
     /// Chunks of heads walk up and down by turns.
-    ByTurns {
-        /// The number of KV heads of a chunk, a power of two.
-        heads: usize,
-    },
+    ByTurns,
 }
 
 impl Walks {
-    /// All walks, those by turns head by head.
-    pub const ALL: [Walks; 3] = [Walks::Up, Walks::Down, Walks::ByTurns { heads: 1 }];
+    /// All walks.
+    pub const ALL: [Walks; 3] = [Walks::Up, Walks::Down, Walks::ByTurns];
 
     /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Walks::Up => "up",
             Walks::Down => "down",
-            Walks::ByTurns { .. } => "by-turns",
+            Walks::ByTurns => "by-turns",
         }
     }
 
@@ -96,35 +93,67 @@ impl Walks {
         Walks::ALL.into_iter().find(|walks| walks.name() == name)
     }
 
-    /// Returns the walks that fit a launch, but for those by turns (`by_turns`).
-    pub fn of(order: DqOrder, group: usize, heads_of_sequences: usize, multiprocessors: usize) -> Walks {
-        let even = order == DqOrder::Fixed || heads_of_sequences >= multiprocessors;
-        if group == 1 && even { Walks::Up } else { Walks::Down }
-    }
-
-    /// Returns `down` of the source's `Args`.
-    pub(super) fn down(self) -> i32 {
-        match self {
-            Walks::Up => 0,
-            Walks::Down => EVERY,
-            Walks::ByTurns { heads } => heads as i32,
+    /// Returns the walks that fit a call, of a kernel that may go by turns or may not. `heads` are the query heads of a KV
+    /// head, and the KV heads.
+    pub fn fitting(
+        order: DqOrder,
+        call: &CallTables,
+        [group, kv_heads]: [usize; 2],
+        multiprocessors: usize,
+        may_turn: bool,
+    ) -> Walks {
+        let even = order == DqOrder::Fixed || call.summary.filled * kv_heads >= multiprocessors;
+        match group == 1 && even {
+            true if order == DqOrder::Fixed && may_turn && turns_fit(call) => Walks::ByTurns,
+            true => Walks::Up,
+            false => Walks::Down,
         }
     }
 }
 
-/// Returns the walks by turns of heads that would walk up in a fixed order, if they fit: sequences are long and of about
-/// one length, so that one chunk fits all, and tiles have from few rows to all of them.
-pub(super) fn by_turns(call: &CallTables, bucket: Bucket, multiprocessors: usize) -> Option<Walks> {
+/// The walks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(super) walks: Walks,
+    /// The KV heads of a chunk that walks up or down by turns, a power of two; 0 where none does.
+    pub(super) turning: usize,
+}
+
+impl Route {
+    /// Returns the route of walks that fit a call, in chunks of heads that do.
+    pub(super) fn fitting(walks: Walks, call: &CallTables, bucket: Bucket) -> Route {
+        Route { walks, turning: if walks == Walks::ByTurns { heads_by_turns(call, bucket) } else { 0 } }
+    }
+
+    /// Returns the route of walks that were asked for, in chunks of half of the heads at most, so that there are two.
+    pub(super) fn forced(walks: Walks, kv_heads: usize) -> Route {
+        let half = 1 << (kv_heads / 2).max(1).ilog2();
+        Route { walks, turning: if walks == Walks::ByTurns { half } else { 0 } }
+    }
+
+    /// Returns `down` of the source's `Args`.
+    pub(super) fn down(self) -> i32 {
+        match self.walks {
+            Walks::Up => 0,
+            Walks::Down => EVERY,
+            Walks::ByTurns => self.turning as i32,
+        }
+    }
+}
+
+/// Returns whether heads that would walk up in a fixed order do so by turns: sequences are long and of about one length,
+/// so that one chunk fits all, and tiles have from few rows to all of them.
+fn turns_fit(call: &CallTables) -> bool {
     let CallSummary { keys, seen, first_seen, .. } = call.summary;
     let alike = call.mean_rows() * 8 >= keys * 7;
-    let fits = keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys;
-    fits.then(|| Walks::ByTurns { heads: heads_by_turns(keys, bucket, multiprocessors) })
+    keys >= KEYS_BY_TURNS && alike && first_seen <= KEYS && seen == keys
 }
 
 /// Returns the KV heads of a chunk by turns, a power of two: as many as have all their tiles taken at once. With 64 lanes
 /// they are twice as many, and four at least: a turn is shorter there, and a tile has more time until it is waited for.
-fn heads_by_turns(keys: usize, bucket: Bucket, multiprocessors: usize) -> usize {
-    let taken_at_once = multiprocessors / keys.div_ceil(KEYS).max(1);
+/// They follow from the keys alone, so that gradients have the same bits on every GPU.
+fn heads_by_turns(call: &CallTables, bucket: Bucket) -> usize {
+    let taken_at_once = MULTIPROCESSORS / call.summary.keys.div_ceil(KEYS).max(1);
     let heads = 1 << taken_at_once.max(1).ilog2();
     if bucket.dim() > 64 { heads } else { (2 * heads).max(4) }
 }
@@ -189,7 +218,7 @@ mod tests {
         let mut drawn = call(&[(64, 64)], None);
         let mut together = |order, group, keys| {
             drawn.summary.keys = keys;
-            heads_together(order, Form::Tiles, Walks::Up, &drawn, [group, 8], BUCKETS[1])
+            heads_together(order, Form::Tiles, Route::forced(Walks::Up, 8), &drawn, [group, 8], BUCKETS[1])
         };
         assert_eq!(together(DqOrder::Fixed, 4, 4096), 2);
         assert_eq!(together(DqOrder::Fixed, 4, 4095), 0, "as many as have room");
@@ -200,7 +229,7 @@ mod tests {
     /// These walks were the faster ones on a machine of 132 multiprocessors.
     #[test]
     fn walks_go_up_where_tiles_are_many_or_in_a_fixed_order_without_groups() {
-        for (order, group, heads, up) in [
+        for (order, group, kv_heads, up) in [
             (DqOrder::AsTheyCome, 1, 16, false),
             (DqOrder::AsTheyCome, 1, 64, false),
             (DqOrder::AsTheyCome, 1, 512, true),
@@ -208,29 +237,44 @@ mod tests {
             (DqOrder::Fixed, 1, 16, true),
             (DqOrder::Fixed, 4, 1024, false),
         ] {
-            assert_eq!(Walks::of(order, group, heads, 132) == Walks::Up, up, "{order:?}, {group}, {heads}");
+            let walks = Walks::fitting(order, &call(&[(64, 64)], None), [group, kv_heads], 132, true);
+            assert_eq!(walks, if up { Walks::Up } else { Walks::Down }, "{order:?}, {group}, {kv_heads}");
         }
     }
 
     /// Test that long causal sequences of one length, and no others, have their heads walk up and down by turns.
     #[test]
     fn long_sequences_of_one_length_walk_by_turns() {
-        let of =
-            |lengths: &[(usize, usize)], hi| by_turns(&bounded(lengths, None, hi), BUCKETS[1], 132).is_some();
-        assert!(of(&[(4096, 4096), (4000, 4000)], Some(0)));
-        assert!(!of(&[(4095, 4095), (4000, 4000)], Some(0)), "short");
-        assert!(!of(&[(4096, 4096), (2048, 2048)], Some(0)), "unlike");
-        assert!(!of(&[(4096, 4096)], None), "every tile has all rows");
+        let of = |call: &CallTables, order, group, may_turn| {
+            Walks::fitting(order, call, [group, 8], 132, may_turn) == Walks::ByTurns
+        };
+        let fits = |call: &CallTables| of(call, DqOrder::Fixed, 1, true);
+        let alike = call(&[(4096, 4096), (4000, 4000)], None);
+        assert!(fits(&alike));
+        assert!(!of(&alike, DqOrder::AsTheyCome, 1, true), "tiles add as they come");
+        assert!(!of(&alike, DqOrder::Fixed, 4, true), "a group");
+        assert!(!of(&alike, DqOrder::Fixed, 1, false), "a kernel that may not");
+        assert!(!fits(&call(&[(4095, 4095), (4000, 4000)], None)), "short");
+        assert!(!fits(&call(&[(4096, 4096), (2048, 2048)], None)), "unlike");
+        assert!(!fits(&bounded(&[(4096, 4096)], None, None)), "every tile has all rows");
         let mut window = call(&[(4096, 4096)], None);
         window.summary.seen = 1000;
-        assert!(by_turns(&window, BUCKETS[1], 132).is_none(), "tiles have as many rows");
+        assert!(!fits(&window), "tiles have as many rows");
         for (keys, expected) in
             [(4096, [8, 4]), (5120, [4, 2]), (8192, [4, 2]), (16384, [4, 1]), (100_000, [4, 1])]
         {
-            let of = |bucket| heads_by_turns(keys, bucket, 132);
+            let of = |bucket| heads_by_turns(&call(&[(keys, keys)], None), bucket);
             assert_eq!(BUCKETS.map(of), expected, "{keys} keys");
         }
-        assert_eq!(Walks::ALL.map(Walks::down), [0, EVERY, 1]);
+    }
+
+    #[test]
+    fn a_route_tells_the_kernel_which_heads_walk_down() {
+        let forced = |walks, kv_heads| Route::forced(walks, kv_heads).down();
+        assert_eq!(Walks::ALL.map(|walks| forced(walks, 1)), [0, EVERY, 1]);
+        assert_eq!([2, 3, 4, 9, 16].map(|kv_heads| forced(Walks::ByTurns, kv_heads)), [1, 1, 2, 4, 8]);
+        let long = call(&[(4096, 4096)], None);
+        assert_eq!(Walks::ALL.map(|walks| Route::fitting(walks, &long, BUCKETS[1]).down()), [0, EVERY, 4]);
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Case {
             _ => segment,
         };
         let segments = (0..count).map(|_| make(draw, [&mut queries, &mut keys])).collect();
-        // The tiles of keys of a group go down.
+        // The tiles of keys of a group go down in the form that fits.
         let heads = draw.pick(if around {
             &[Heads { q: 2, kv: 2 }, Heads { q: 1, kv: 1 }]
         } else {

@@ -12,8 +12,8 @@
 //! *Direct*: dq of rows that see one tile of keys has the same bits in two cases. Either that tile is all of the
 //! sequence, and dq is written at once; or others follow, and dq is a sum of one term.
 //!
-//! Heads and the number of sequences decide which *walk* over tiles the launcher takes in each order
-//! (`backward::Walks`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
+//! Heads, the number of sequences, their lengths and the mask decide which *walks* over tiles the launcher takes in each
+//! order (`backward::Walks`). A *pack* is sequences, repeated, with such heads. There is one for each choice of walks.
 
 use std::time::{Duration, Instant};
 
@@ -182,7 +182,7 @@ pub fn steady(
     Ok(Steady { launches, fixed: fixed.differing()?, any: any.differing()?, time })
 }
 
-/// The packs whose gradients are accumulated, with every walk in both orders. In any order, sums have two terms at
+/// The packs whose gradients are accumulated, with walks up and down in both orders. In any order, sums have two terms at
 /// most, and so one value.
 const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (GROUPED, DqOrder::Fixed, &LENGTHS),
@@ -193,7 +193,7 @@ const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (MANY, DqOrder::AsTheyCome, &TWO_TILES_AT_MOST),
 ];
 
-/// Checks gradients that are accumulated, of both head dims, both orders that are asked for, all walks and formats of
+/// Checks gradients that are accumulated, of both head dims, both orders that are asked for, walks up and down, and formats of
 /// the sum, and every mask.
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
@@ -222,7 +222,7 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
 }
 
 /// Checks dq of rows that see one tile of keys and write dq at once, in both orders. It is compared with dq of the same
-/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats and every walk are checked. In
+/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats, and walks up and down are checked. In
 /// walks down, one tile has the short form and two have not: D must have the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
@@ -349,8 +349,11 @@ fn gradients(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use seamproof_kernels::attend::CallTables;
     use seamproof_kernels::backward::{SHORT_ROWS, Walks};
+    use seamproof_simulator::AttentionCall;
+
+    use super::*;
 
     /// The walks are those that comments name, on an H100 for PCIe and on a Hopper GPU with all its multiprocessors.
     #[test]
@@ -358,16 +361,19 @@ mod tests {
         assert!(LENGTHS.iter().sum::<usize>() > SHORT_ROWS * LENGTHS.len());
         assert!(SHORT_LENGTHS.iter().sum::<usize>() < SHORT_ROWS * SHORT_LENGTHS.len());
         for multiprocessors in [114, 144] {
-            let walks = |pack: SteadyPack, sequences: usize| {
+            let walks = |pack: SteadyPack, lengths: &[usize]| {
                 let Heads { q, kv } = pack.heads;
-                let heads = sequences * pack.times * kv;
-                DqOrder::ALL.map(|order| Walks::of(order, q / kv, heads, multiprocessors))
+                let problem = pack.padded(lengths, 64, Mask::CAUSAL).expect("a legal problem");
+                let rows = [problem.rows.q, problem.rows.kv];
+                let tables = CallTables::new(&AttentionCall::whole(&problem), rows, true).expect("tables");
+                DqOrder::ALL.map(|order| Walks::fitting(order, &tables, [q / kv, kv], multiprocessors, true))
             };
-            for sequences in [LENGTHS.len(), SHORT_LENGTHS.len(), TWO_TILES_AT_MOST.len()] {
-                assert_eq!(walks(GROUPED, sequences), [Walks::Down; 2]);
-                assert_eq!(walks(FEW, sequences), [Walks::Up, Walks::Down]);
-                assert_eq!(walks(MANY, sequences), [Walks::Up; 2]);
+            for lengths in [LENGTHS, SHORT_LENGTHS, TWO_TILES_AT_MOST] {
+                assert_eq!(walks(GROUPED, &lengths), [Walks::Down; 2]);
+                assert_eq!(walks(FEW, &lengths), [Walks::Up, Walks::Down]);
+                assert_eq!(walks(MANY, &lengths), [Walks::Up; 2]);
             }
+            assert_eq!(walks(EVEN, EVEN.lengths), [Walks::ByTurns, Walks::Down]);
         }
     }
 }
