@@ -272,8 +272,8 @@ impl Log {
         let mut log = Log::default();
         let mut last: BTreeMap<FailureKey, usize> = BTreeMap::new();
         for (at, text) in files::lines(path, EVENT_BYTES_MAX).map_err(unread)?.enumerate() {
-            let text = text.map_err(unread)?;
-            if let Err(why) = log.add(path, at + 1, &text, &mut last) {
+            let read = text.map_err(unread).and_then(|text| log.add(path, at + 1, &text, &mut last));
+            if let Err(why) = read {
                 log.torn = Some(why.to_string());
                 break;
             }

@@ -283,6 +283,12 @@ fn fifty_findings_fit_a_page() {
     assert!(pictures >= 40, "{pictures} pictures: most failures have one");
     let doubts = data["doubts"].to_string();
     assert!(doubts.contains("torn.json") && doubts.contains("events.jsonl, line "), "{doubts}");
+    // A line that no event has, in a log that is read as far as it can be.
+    let log = vec![b'x'; (64 << 20) + 1];
+    fs::write(dir.join("out/events.jsonl"), log).expect("a log");
+    let told = seamproof(dir, &["report", "out"]);
+    let doubt = stdout(&told).lines().find(|line| line.contains("a line is longer than")).map(str::to_owned);
+    assert!(doubt.is_some_and(|doubt| doubt.contains("events.jsonl")), "{}", stderr(&told));
 }
 
 /// Makes a night of this number with these failures, on the folder of a campaign.
