@@ -65,7 +65,7 @@ impl Fp8Shape {
     pub(crate) fn launch(self, call: &AttentionCall, heads: usize, dims: [usize; 2]) -> TileLaunch {
         let (teams, rows, _) = self.config(width(dims));
         let tiles: usize = call.segments.iter().map(|segment| segment.q.len.div_ceil(rows)).sum();
-        TileLaunch { items: heads * tiles, cluster: 1, teams, segments: call.segments.len() }
+        TileLaunch { items: heads * tiles, cluster: 1, teams, segments: call.segments.len(), turns: 0 }
     }
 
     /// Returns the name.

@@ -39,7 +39,7 @@ use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError,
-    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, Way, Word,
+    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, SEVERAL_TURNS, SEVERAL_WIDE_TURNS, Way, Word,
 };
 use seamproof_judge::subjects::{
     OptionError, Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
@@ -620,6 +620,8 @@ impl Backend for Cuda {
             return Vec::new();
         }
         let launches = self.tile_launches(problem).unwrap_or_default();
+        let turns: Vec<usize> =
+            launches[1].iter().map(|launch| launch.map_or(0, |launch| launch.turns)).collect();
         let passes = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES].into_iter().zip(&launches);
         let passes = passes.filter(|(_, launches)| !launches.is_empty());
         let mut ways: Vec<Way> =
@@ -627,6 +629,12 @@ impl Backend for Cuda {
         let launches: Vec<TileLaunch> = launches.into_iter().flatten().flatten().collect();
         if let Some(blocks) = self.few_blocks() {
             ways.extend(ways_in(blocks, &launches, [SEVERAL_IN_A_BLOCK, SEVERAL_FOR_A_PLANNER]));
+        }
+        if self.walks.is_some() && !turns.is_empty() {
+            let several = turns.iter().any(|&turns| turns > 1);
+            let is_wide = problem.dims.qk.max(problem.dims.v) > 64;
+            ways.push(Way { name: SEVERAL_TURNS, taken: several });
+            ways.push(Way { name: SEVERAL_WIDE_TURNS, taken: several && is_wide });
         }
         ways
     }
@@ -702,5 +710,16 @@ mod tests {
             let ran = Cuda::default().run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
         }
+    }
+
+    /// Test that campaigns ask for the long form of the backward in half of the cases, in each walk alike.
+    #[test]
+    fn campaigns_draw_the_long_form() {
+        let mut drawn = BTreeMap::<String, usize>::new();
+        for seed in 0..6000 {
+            *drawn.entry(draw_options(seed)["walks"].clone()).or_default() += 1;
+        }
+        assert!(drawn["fitting"].abs_diff(3000) < 200, "{drawn:?}");
+        assert!(Walks::ALL.iter().all(|walks| drawn[walks.name()].abs_diff(1000) < 150), "{drawn:?}");
     }
 }

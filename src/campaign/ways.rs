@@ -16,14 +16,16 @@ use seamproof_judge::census::{MissedFloor, floor};
 use seamproof_judge::generate::Profile;
 use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, SEVERAL_FOR_A_PLANNER, SEVERAL_FOR_A_PLANNER_FP8,
-    SEVERAL_IN_A_BLOCK, SEVERAL_IN_A_BLOCK_FP8, Way,
+    SEVERAL_IN_A_BLOCK, SEVERAL_IN_A_BLOCK_FP8, SEVERAL_TURNS, SEVERAL_WIDE_TURNS, Way,
 };
 
 /// Of ways the share of the judged cases that go them among those that could, in each profile, in the order of
 /// [`Profile::ALL`], in tenths of a percent; measured.
-const RATES: [(&str, [u16; 3]); 6] = [
+const RATES: [(&str, [u16; 3]); 8] = [
     (FORWARD_ON_TENSOR_CORES, [916, 921, 858]),
     (BACKWARD_ON_TENSOR_CORES, [917, 925, 854]),
+    (SEVERAL_TURNS, [373, 342, 639]),
+    (SEVERAL_WIDE_TURNS, [34, 25, 101]),
     (SEVERAL_IN_A_BLOCK, [647, 619, 759]),
     (SEVERAL_FOR_A_PLANNER, [56, 38, 102]),
     (SEVERAL_IN_A_BLOCK_FP8, [644, 607, 851]),
@@ -121,6 +123,7 @@ impl fmt::Display for Ways {
 mod tests {
     use std::num::NonZeroUsize;
 
+    use seamproof_kernels::backward::Walks;
     use seamproof_kernels::forward::AttentionKernels;
     use seamproof_kernels::forward_fp8::Fp8Shape;
 
@@ -129,9 +132,14 @@ mod tests {
     use seamproof_judge::generate::{self, Draw};
     use seamproof_judge::subject::Backend;
 
-    /// The ways of the cases of a profile that the kernels take, with the shapes on tensor cores and few blocks in turn.
+    /// The ways of the cases of a profile that the kernels take, with the shapes on tensor cores, few blocks and walks of the
+    /// long form in turn.
     fn drawn(profile: Profile, cases: u64) -> Ways {
-        let few = |index: u64| Cuda { blocks: NonZeroUsize::new(1 + index as usize % 3), ..Cuda::default() };
+        let few = |index: u64| Cuda {
+            blocks: NonZeroUsize::new(1 + index as usize % 3),
+            walks: Some(Walks::ALL[index as usize % 3]),
+            ..Cuda::default()
+        };
         let of_16_bits = |index: u64| {
             let attention = AttentionKernels::ALL[1 + index as usize / 3 % 7];
             Box::new(Cuda { attention, ..few(index) }) as Box<dyn Backend>
@@ -162,7 +170,7 @@ mod tests {
     #[test]
     fn the_shares_are_those_that_were_measured() {
         for profile in [Profile::Quick, Profile::Seams] {
-            let ways = drawn(profile, 3000);
+            let ways = drawn(profile, 8000);
             for (way, rates) in RATES {
                 let (share, rate) = (ways.share(way), f64::from(rates[profile as usize]) / 1000.0);
                 let expected = rate * share.of as f64;

@@ -18,7 +18,7 @@ pub(crate) use walk::Form;
 pub use walk::{KEYS_BY_TURNS, SHORT_ROWS, Walks};
 
 use seamproof_oracle::Format;
-use seamproof_simulator::{AttentionCall, RowPolicy};
+use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
 use crate::device::TileLaunch;
@@ -172,10 +172,35 @@ struct RawPlan {
 unsafe impl Argument for RawPlan {}
 
 /// Returns what the blocks of the kernel on tiles share: each item is a tile of a segment's real keys and a KV head.
-pub(crate) fn launch(call: &AttentionCall, kv_heads: usize) -> TileLaunch {
+/// `dims` are those of keys and of values.
+pub(crate) fn launch(call: &AttentionCall, [heads, kv_heads]: [usize; 2], dims: [usize; 2]) -> TileLaunch {
     let runs = call.segments.iter().flat_map(|segment| &segment.kv);
     let items = kv_heads * runs.map(|run| run.len.div_ceil(KEYS)).sum::<usize>();
-    TileLaunch { items, cluster: 1, teams: 1, segments: call.segments.len() }
+    let rows = Bucket::of_codes(dims).rows();
+    let tiles = call.segments.iter().map(|segment| most_tiles(segment, rows)).max().unwrap_or(0);
+    let turns = tiles * (heads / kv_heads.max(1));
+    TileLaunch { items, cluster: 1, teams: 1, segments: call.segments.len(), turns }
+}
+
+/// Returns the most tiles of so many query rows of which some see a key of one tile, by the band alone.
+fn most_tiles(segment: &Segment, rows: usize) -> usize {
+    let [lo, hi] = [segment.lo.unwrap_or(i64::MIN), segment.hi.unwrap_or(i64::MAX)];
+    let mut before = 0;
+    let mut most = 0;
+    for run in &segment.kv {
+        for first in (0..run.len).step_by(KEYS) {
+            let key = (before + first) as i64;
+            let behind = key + KEYS.min(run.len - first) as i64;
+            // Row r sees keys r + lo to r + hi.
+            let from = key.saturating_sub(hi).max(0) as usize;
+            let to = behind.saturating_sub(lo).clamp(0, segment.q.len as i64) as usize;
+            if from < to && lo <= hi {
+                most = most.max(to.div_ceil(rows) - from / rows);
+            }
+        }
+        before += run.len;
+    }
+    most
 }
 
 /// Returns what there is in a call that the kernels do not take; `None` where they take the call.
@@ -438,6 +463,28 @@ mod tests {
         });
         let call = AttentionCall { segments: segments.collect(), softmax, policy: RowPolicy::Overwrite };
         CallTables::new(&call, [next, next], true).expect("the runs lie in the rows")
+    }
+
+    /// Test that turns are the tiles of rows that see a key, for each head of a group. The numbers are made by hand.
+    #[test]
+    fn turns_are_tiles_of_rows_and_heads() {
+        let run = Run::packed(0, 450, 450);
+        let of = |lo, hi, heads, dims| {
+            let segment = Segment { q: run, kv: vec![run], lo, hi, prefix: 0, sink_tokens: 0 };
+            let softmax = Softmax { scale: 0.125, softcap: None, sink: Sink::None };
+            launch(
+                &AttentionCall { segments: vec![segment], softmax, policy: RowPolicy::Overwrite },
+                heads,
+                dims,
+            )
+            .turns
+        };
+        assert_eq!(of(None, None, [2, 2], [128, 128]), 8);
+        assert_eq!(of(None, Some(0), [2, 2], [64, 128]), 8, "the first keys");
+        assert_eq!(of(None, Some(0), [4, 2], [64, 64]), 2 * 4, "tiles of 128 rows");
+        assert_eq!(of(Some(-9), Some(0), [2, 2], [128, 128]), 3, "rows 0 to 136");
+        assert_eq!(of(Some(1), Some(0), [2, 2], [128, 128]), 0, "an empty band");
+        assert_eq!(of(None, Some(-450), [2, 2], [128, 128]), 0, "keys behind all rows");
     }
 
     /// The registers of a kernel are counted for the threads that are launched.

@@ -38,6 +38,8 @@ pub struct TileLaunch {
     pub teams: usize,
     /// The number of segments that are planned.
     pub segments: usize,
+    /// The most turns that an item of a backward takes, each a tile of query rows and a head, at least; 0 in a forward.
+    pub turns: usize,
 }
 
 impl TileLaunch {
@@ -74,7 +76,8 @@ pub fn tile_launches(
                 let gradients = [a.dout, a.dq, a.dk, a.dv].map(|id| buffer(id).format);
                 let operands = backward_operands(forward, gradients, formats);
                 let takes = attention.takes_backward(&tables(&a.call, a.q, a.k, true)?, &operands);
-                (1, takes.then(|| backward::launch(&a.call, buffer(a.k).heads)))
+                let heads = [a.q, a.k].map(|id| buffer(id).heads);
+                (1, takes.then(|| backward::launch(&a.call, heads, operands.forward.dims)))
             }
             _ => continue,
         };
@@ -102,7 +105,10 @@ pub fn tile_launches_fp8(
                 };
                 taken[0].push(shape.launch(&a.call, q.heads, dims));
             }
-            Work::AttendBackward(a) => taken[1].push(backward::launch(&a.call, buffer(a.k).heads)),
+            Work::AttendBackward(a) => {
+                let [q, k, v] = [a.q, a.k, a.v].map(buffer);
+                taken[1].push(backward::launch(&a.call, [q.heads, k.heads], [q.dim, v.dim]));
+            }
             _ => {}
         }
     }

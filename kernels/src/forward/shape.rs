@@ -205,7 +205,7 @@ impl TileShape {
         let most = launches.max_by_key(|(items, _, teams)| items.div_ceil(*teams));
         let (items, cluster, teams) = most.unwrap_or((0, 1, 1));
         // A plan has all segments, whichever it cuts into tiles.
-        TileLaunch { items, cluster, teams, segments: call.segments.len() }
+        TileLaunch { items, cluster, teams, segments: call.segments.len(), turns: 0 }
     }
 
     /// Returns the items of some segments, and how many blocks and teams of a block take them.
@@ -496,7 +496,7 @@ mod tests {
         // 64 items are 22 for three teams; of 32 and more blocks none of the paired shape has two.
         assert_eq!([long, paired, middle, short].map(most), [19, 31, 19, 21]);
         assert!(!TileLaunch { items: 2, ..paired }.repeats_in(blocks(1)), "one cluster is two blocks");
-        assert_eq!(backward::launch(&call, 2).items, 4 * 2);
+        assert_eq!(backward::launch(&call, [2, 2], [64, 64]).items, 4 * 2);
     }
 
     #[test]
