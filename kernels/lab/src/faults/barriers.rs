@@ -43,10 +43,6 @@ pub(super) const BACKWARD_BARRIER_FAULTS: &[SourceFault] = faults! { TUNED;
         "put_square_if(!ragged, place + j / 8 * KEYS * 128, j % 8 * 8, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);\n            }\n            hold(ds);\n            if (ragged) {\n                mask(p, ds, a, at, now * ROWS);\n                store_gradients(shared.ds(stage), ds);\n            }\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            if constexpr (!LATE) {\n                // Groups that come from different places of the program do not meet at a named barrier, as tools ask for.\n                if (alone) barrier_meet(shared.met());\n                else named_barrier(1, CONSUMERS);"
             => "}\n            hold(ds);\n            if (ragged) mask(p, ds, a, at, now * ROWS);\n            if (threadIdx.x >= 128) __nanosleep(4000);\n            store_gradients(shared.ds(stage), ds);\n            if constexpr (!IS_GENERAL) start_dv();\n            shared_stores_done();\n            if constexpr (!LATE) {\n                if (alone) barrier_meet(shared.met());\n                else __syncwarp();",
         READS;
-    "ds-of-the-turn-before-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
-        "if (turn > 0) barrier_wait(shared.met(), (turn - 1) % 2);"
-            => "if (threadIdx.x >= 128) __nanosleep(4000);",
-        READS;
     "dq-handed-over-before-it-is-stored", WrongSeam, TILELANG_2612, "backward.cu",
         "store_sums(own, dq);\n        if (DEFERS) return true;"
             => "__syncwarp();\n        release(shared.dq_full(group, turn));\n        __nanosleep(4000);\n        store_sums(own, dq);\n        return false;",
