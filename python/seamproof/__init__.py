@@ -29,6 +29,7 @@ from .errors import (
     Refused,
     SeamproofError,
     TooLittleRun,
+    WrongSetting,
 )
 from .loading import options
 from .lse import LseForm, lse
@@ -62,6 +63,7 @@ __all__ = [
     "Side",
     "Subject",
     "TooLittleRun",
+    "WrongSetting",
     "autograd",
     "both_alignments",
     "bottom_right",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import program, repro
-from .errors import CannotJudge, DeclarationError, DeviceLost, OtherSubject, TooLittleRun
+from .errors import CannotJudge, DeclarationError, DeviceLost, OtherSubject, TooLittleRun, WrongSetting
 from .frames import Channel
 from .session import Session
 from .subject import Subject
@@ -194,9 +194,7 @@ def _in_process(subject: Subject, settings: Settings) -> tuple[Report, Session]:
         finally:
             program.end(process)
         if not summary.is_file():
-            raise CannotJudge(
-                _words_of_failure(command, process.returncode, said.read_text(errors="replace"))
-            )
+            raise _no_result(command, process.returncode, said.read_text(errors="replace"))
         return _report(name, json.loads(summary.read_text())), session
 
 
@@ -226,7 +224,7 @@ def _isolated(subject: Subject, settings: Settings) -> Report:
         lines = events.read_text().splitlines() if events.is_file() else []
         said = [json.loads(line) for line in lines]
         if not said or said[-1]["event"] != "summary":
-            raise CannotJudge(_words_of_failure(command, done.returncode, done.stderr or done.stdout))
+            raise _no_result(command, done.returncode, done.stderr or done.stdout)
         return _report_of_events(name, said, left, done)
 
 
@@ -320,9 +318,12 @@ def _read_case(path: Any) -> dict[str, Any]:
     return json.loads(Path(path).read_text())
 
 
-def _words_of_failure(command: list[str], code: int, said: str) -> str:
+def _no_result(command: list[str], code: int, said: str) -> Exception:
+    """Returns the error of a program that ended without a result."""
+    if OUTCOMES.get(code) == "input" and said.startswith("error: "):
+        return WrongSetting(said.removeprefix("error: ").strip())
     said = said.strip() or "it said nothing"
-    return f"the program gave no result (exit code {code}): {said}\n  {program.quoted(command)}"
+    return CannotJudge(f"the program gave no result (exit code {code}): {said}\n  {program.quoted(command)}")
 
 
 def _conclude(subject: Subject, settings: Settings, report: Report, session: Session | None) -> Report:

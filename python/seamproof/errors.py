@@ -59,6 +59,10 @@ class CannotJudge(SeamproofError):
     """A check that says nothing about the kernel: its own test failed, or the program did."""
 
 
+class WrongSetting(SeamproofError, ValueError):
+    """A setting of a check that cannot be: a time, a seed, a profile, or a stored case that is not there."""
+
+
 class DeviceLost(SeamproofError):
     """A GPU that an earlier kernel left in error: nothing can run on it in this process any more."""
 

@@ -83,7 +83,8 @@ class Session:
             if self._strict:
                 raise
             self._fail(frame, "Infrastructure", describe(error))
-        except Exception as error:
+        # A kernel that ends its process must not end a check, which would pass then.
+        except (Exception, SystemExit) as error:
             # Whoever calls from Python sees at once what the adapter does wrong.
             if self._strict and isinstance(error, DeclarationError):
                 raise
@@ -107,7 +108,7 @@ class Session:
         answer = subject.run(problem, tensors, launched=lambda: self._phase(frame, LAUNCHED))
         return answer.costs, [frames.headed(answer.head()), *frames.floats(answer.parts())]
 
-    def _failed(self, frame: Frame, subject: Subject, error: Exception) -> None:
+    def _failed(self, frame: Frame, subject: Subject, error: BaseException) -> None:
         if self._strict:
             self.raised = error.with_traceback(_theirs(error.__traceback__))
         library = subject.open()

@@ -12,7 +12,7 @@ from .declare import SINKS, Sizes, bottom_right, declaration, multiples, packed
 from .errors import DeclarationError, MaximumTooSmall
 from .lse import LseForm
 from .problem import Problem, Side, contiguous
-from .subject import Result, Subject, as_result, autograd, of_scope
+from .subject import Result, Subject, as_result, autograd, missing_words, of_scope
 
 # The names that libraries give to each argument; the first is FlashAttention's.
 ALIASES = {
@@ -209,11 +209,24 @@ class Varlen:
         if self.backward is True:
             result.grads = autograd
         else:
-            result.dq, result.dk, result.dv, *rest = self.backward(
-                dout, q, k, v, result.out, result.lse, **arguments
-            )
+            self.hold_forward(p, result)
+            gradients = self.backward(dout, q, k, v, result.out, result.lse, **arguments)
+            if not isinstance(gradients, (tuple, list)) or len(gradients) not in (3, 4):
+                count = f"{len(gradients)} values" if isinstance(gradients, (tuple, list)) else "one value"
+                raise TypeError(f"the backward returned {count}; return dq, dk, dv, and dsink where there is one")
+            result.dq, result.dk, result.dv, *rest = gradients
             result.dsink = rest[0] if rest else None
         return result
+
+    def hold_forward(self, p: Problem, result: Result) -> None:
+        """Raises where the forward's results are none that its backward can read, rather than let that one fail."""
+        if self.returns_lse and result.lse is None:
+            raise DeclarationError(missing_words("lse", p))
+        shape, rows = getattr(result.out, "shape", None), p.shape("out")
+        # Rows of slack may be left out.
+        if shape is None or tuple(shape[1:]) != rows[1:] or len(shape) != len(rows) or shape[0] > rows[0]:
+            words = f"has shape {list(shape)}" if shape is not None else f"is a {type(result.out).__name__}"
+            raise TypeError(f"out {words}, not {list(rows)}: the backward was not called")
 
     def arguments(self, p: Problem) -> dict[str, Any]:
         """Returns the arguments of the call that have a name, by the function's own names."""

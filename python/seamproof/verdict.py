@@ -203,7 +203,7 @@ def verdict(call, get, inputs, other, extra, rows, mask, softmax, finding):
         got = call(*inputs)
         again = call(*inputs) if check != "envelope" else got
         under_other = got if other is None else call(*other)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc(file=sys.stdout)
         print(RAISES)
         return check in ("crash", "capability") and raised in (None, type(error).__name__)

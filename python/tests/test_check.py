@@ -106,7 +106,7 @@ def test_too_little_run_warns_or_fails(fake_program, monkeypatch):
         ("canary-missed", seamproof.CannotJudge, "void"),
         ("internal", seamproof.CannotJudge, "trouble"),
         ("input", seamproof.DeclarationError, "does not understand"),
-        ("usage", seamproof.CannotJudge, "unexpected argument"),
+        ("usage", seamproof.WrongSetting, "^unexpected argument"),
     ],
 )
 def test_what_says_nothing_is_an_error(fake_program, monkeypatch, mode, error, words):

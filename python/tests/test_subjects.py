@@ -364,6 +364,33 @@ def test_results_that_are_wrong_in_kind():
             run(subject_of(result), raw, inputs(raw))
 
 
+def test_a_backward_is_not_called_on_a_forward_that_is_none():
+    raw = problem([(2, 2)], backward=True)
+    values = inputs(raw)
+    lse = np.zeros((raw["heads"]["q"], 2), np.float32)
+
+    def subject_of(out, lse=lse, gradients=(1, 2)):
+        def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, causal=False):
+            return out(q, v), lse
+
+        return seamproof.flash_varlen(
+            arrays="numpy", formats=["f32"], backward=lambda *a, **b: gradients
+        )(forward)
+
+    def right(q, v):
+        return np.zeros((*q.shape[:2], v.shape[2]), np.float32)
+
+    for subject, error, words in [
+        (subject_of(lambda q, v: right(q, v).reshape(len(q), -1)), TypeError, r"out has shape \[2, .*not called"),
+        (subject_of(lambda q, v: None), TypeError, "out is a NoneType"),
+        (subject_of(right, lse=None), DeclarationError, "no lse came back"),
+        (subject_of(right), TypeError, "the backward returned 2 values; return dq, dk, dv"),
+        (subject_of(right, gradients=lse), TypeError, "the backward returned one value"),
+    ]:
+        with pytest.raises(error, match=words):
+            run(subject, raw, values)
+
+
 def test_numbers_of_another_format_are_noticed():
     raw = problem([(2, 2)], form="fp16")
     values = inputs(raw)

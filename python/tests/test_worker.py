@@ -151,6 +151,16 @@ def test_a_subject_that_cannot_be_opened(tmp_path, text, words):
     assert worker.end()[0] == 0
 
 
+def test_a_kernel_that_exits_is_told_and_the_worker_goes_on(tmp_path):
+    kernel = "def kernel(p, q, k, v, dout, sink):\n    if p.q.rows == 3:\n        raise SystemExit(0)\n"
+    worker = Worker(file(tmp_path, SUBJECT + kernel + ZEROS))
+    worker.open()
+    raw = problem([(3, 5)])
+    assert worker.run(raw, inputs(raw))[1]["Raised"].startswith("SystemExit: 0")
+    raw = problem([(2, 5)])
+    assert worker.run(raw, inputs(raw))[0][-1] == 4, "the worker goes on"
+
+
 def test_a_declaration_that_is_not_kept(tmp_path):
     worker = Worker(file(tmp_path, SUBJECT + "def kernel(p, q, k, v, dout, sink):\n    return q\n"))
     worker.open()

@@ -130,6 +130,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     let ended = if stored.is_empty() { hunt.draw(args) } else { hunt.replay(&stored) };
     print_line(&hunt.tally);
+    if hunt.tally.is_interrupted {
+        print_line("too little run: interrupted");
+    }
     ended.map(|()| hunt.tally.exit())
 }
 
@@ -215,6 +218,9 @@ impl Hunt<'_> {
         }
         canary.looks += 1;
         let look = self.bench.canary(problem);
+        if (self.is_stopped)() {
+            return Ok(());
+        }
         match (&look, look.finding()) {
             // A run without results is the subject's own failure, and so is what no moved row explains.
             (Look::Silent(_), Some(finding)) => return self.found(problem, finding),
@@ -245,6 +251,13 @@ impl Hunt<'_> {
 
     fn judge(&mut self, name: &str, problem: &Problem) -> Result<(), CliError> {
         let look = self.bench.look(problem);
+        // Workers are stopped with the hunt.
+        let says_nothing =
+            matches!(look, Look::Silent(_)) || look.finding().is_some_and(|f| f.check.is_end());
+        if says_nothing && self.is_interrupted() {
+            print_line(&format_args!("{name:<9} {} · interrupted", describe(problem)));
+            return Ok(());
+        }
         print_line(&format_args!("{name:<9} {} · {}", describe(problem), words(&look)));
         match &look {
             Look::Judged(_, times) | Look::Decided(_, times) => {

@@ -1,6 +1,10 @@
 //! `seamproof large` on subjects whose inputs and results pass through the program.
 
 use std::fs;
+#[cfg(unix)]
+use std::io::{BufRead, BufReader, Read};
+#[cfg(unix)]
+use std::process::{Command as Process, Stdio};
 
 use super::{code, place, seamproof, stdout};
 
@@ -42,4 +46,41 @@ fn large_packs_of_any_subject_are_judged() {
     ];
     let again = seamproof(place.path(), &again);
     assert_eq!(code(&again), 2, "{}", stdout(&again));
+}
+
+/// Test that workers which end with a hunt that is interrupted are no crash of the subject.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_hunt_accuses_nobody() {
+    for signal in ["-INT", "-TERM"] {
+        let place = place();
+        let mut child = Process::new(assert_cmd::cargo::cargo_bin("seamproof"))
+            .current_dir(place.path())
+            .args([
+                "large",
+                "--backend",
+                "emulated@worker",
+                "--tokens",
+                "2048..4096",
+                "--time",
+                "1h",
+                "--seed",
+                "1",
+            ])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let mut said = BufReader::new(child.stdout.take().expect("a pipe"));
+        // Behind the seed a pack is with a worker soon, and for long.
+        said.read_line(&mut String::new()).expect("a line");
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let killed = Process::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(killed.expect("kill runs").success());
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).expect("text");
+        let ended = child.wait().expect("the program ends");
+        assert_eq!(ended.code(), Some(4), "{rest}");
+        assert!(rest.contains("0 findings") && rest.contains("too little run: interrupted"), "{rest}");
+    }
 }
