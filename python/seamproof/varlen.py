@@ -38,6 +38,8 @@ WINDOW_MOST = 2**30
 NEEDED = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale")
 # What TransformerEngine's signature has beside FlashAttention's.
 PADDED = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
+# What the function is given with `seqused=True` alone.
+OF_PADDING = ("seqused_q", "seqused_k", *PADDED)
 SAID = ("cu_seqlens", "pad_between_seqs", "no_pad_between_seqs")
 
 
@@ -47,6 +49,8 @@ class Signature:
 
     names: dict[str, str]
     unbounded: int | None
+    # Our words of arguments without a default.
+    required: frozenset[str] = frozenset()
 
     def has(self, word: str) -> bool:
         """Returns whether the function takes an argument."""
@@ -82,7 +86,21 @@ class Signature:
                 f"{getattr(function, '__name__', 'the function')} has padded offsets of one side alone; it needs "
                 "cu_seqlens_q_padded and cu_seqlens_kv_padded, or neither"
             )
-        return cls(names, None if default in (None, (None, None), [None, None]) else -1)
+        required = {
+            word
+            for word, own in names.items()
+            if own in parameters and parameters[own].default is inspect.Parameter.empty
+        }
+        return cls(names, None if default in (None, (None, None), [None, None]) else -1, frozenset(required))
+
+    def hold_padding(self, seqused: bool) -> None:
+        """Raises where the function cannot be called without what only padding between sequences gives it."""
+        asked = [self.names[word] for word in OF_PADDING if word in self.required]
+        if asked and not seqused:
+            raise DeclarationError(
+                f"the function asks for {', '.join(asked)}, which sequences with padding have: say seqused=True, or give "
+                "these arguments a default"
+            )
 
 
 def flash_varlen(
@@ -137,6 +155,8 @@ def flash_varlen(
 
     def declare(function: Callable[..., Any]) -> Subject:
         signature = Signature.of(function)
+        if declared.get("pages") is None:
+            signature.hold_padding(seqused)
         library = arrays or of_scope(function, scope)
         if declared.get("pages") is not None and not signature.has("page_table"):
             raise DeclarationError(

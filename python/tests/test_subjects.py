@@ -206,8 +206,14 @@ def test_padding_goes_with_seqused():
     arguments = subject.call.arguments(Problem.from_json(problem([(3, 5), (1, 1)], padding=2)))
     assert arguments["cu_seqlens_q"].tolist() == [0, 5, 8] and arguments["seqused_q"].tolist() == [3, 1]
     assert arguments["max_seqlen_q"] == 3, "the largest real length, not the largest span"
+
+    def either(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, seqused_q=None, seqused_k=None):
+        pass
+
     with pytest.raises(DeclarationError, match="must not take"):
-        seamproof.flash_varlen(kernel).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
+        seamproof.flash_varlen(either).call.arguments(Problem.from_json(problem([(3, 5)], padding=2)))
+    with pytest.raises(DeclarationError, match="asks for seqused_q, seqused_k, .*seqused=True"):
+        seamproof.flash_varlen(kernel)
 
 
 def test_pages_are_given_as_each_signature_has_them():

@@ -2,7 +2,7 @@
 
 use std::iter;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::exit::Exit;
@@ -147,10 +147,29 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     run_until(args, &*stopped_by_signals()?)
 }
 
+/// Time after which waiting for a subject is told.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Waits for a subject, and says so where that takes long: a kernel that hangs in a worker's first run would be silent
+/// for two deadlines.
+fn told_if_slow<T>(ready: impl FnOnce() -> T) -> T {
+    let (ended, end) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if end.recv_timeout(SILENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                note("waiting   for the subject's first run, in a worker: if it hangs, --deadline ends it, twice");
+            }
+        });
+        let ready = ready();
+        drop(ended);
+        ready
+    })
+}
+
 fn run_until(args: &Args, control: &Control) -> Result<Exit, CliError> {
     let subjects = Registered::new(args.backend.as_deref().unwrap_or(DEFAULT_BACKEND))?;
     let subjects = subjects.among(|options| args.beside.among(options))?;
-    if let Err(what) = subjects.ready() {
+    if let Err(what) = told_if_slow(|| subjects.ready()) {
         if control.stopped() {
             verdict(Tone::Doubt, "too little run: interrupted before the subject was ready");
             return Ok(Exit::TooLittle);
