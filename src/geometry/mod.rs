@@ -210,18 +210,24 @@ impl Geometry {
     }
 
     /// Returns the options for a subject with this table. Formats that were not given are ones that it takes together,
-    /// with bf16 before others; a subject without a backward is asked for the forward.
+    /// with bf16 before others; a subject without a backward is asked for the forward. Where both corners mean the same,
+    /// the diagonal is aligned to the one that it takes.
     pub fn for_table(&self, table: &Table) -> Geometry {
         let takes = |precision: &&Precision| self.format.is_none_or(|format| precision.q.format == format);
         let is_taken = self.precision.is_some() || table.precisions.contains(&self.precision());
         let plainest = |precision: &&Precision| precision.q.format != Format::Bf16;
         let other = table.precisions.iter().filter(takes).min_by_key(plainest).filter(|_| !is_taken);
-        Geometry {
+        let asked = Geometry {
             format: other.map(|precision| precision.q.format).or(self.format),
             precision: other.map_or_else(|| self.precision.clone(), Geometry::quantities),
             forward: self.forward || !table.backward,
             ..self.clone()
-        }
+        };
+        let turned = Geometry { bottom_right: !asked.bottom_right, ..asked.clone() };
+        let takes =
+            |geometry: &Geometry| geometry.problem().is_ok_and(|problem| table.refusal(&problem).is_none());
+        let same = asked.problem().is_ok_and(|problem| has_one_corner(&problem));
+        if same && !takes(&asked) && takes(&turned) { turned } else { asked }
     }
 
     /// Returns the quantities whose format is not that of q.
@@ -416,6 +422,12 @@ fn option(f: &mut fmt::Formatter<'_>, name: &str, value: Option<impl Display>) -
     value.map_or(Ok(()), |value| write!(f, " --{name} {value}"))
 }
 
+/// Whether the diagonal lies alike from both corners, or bounds nothing.
+fn has_one_corner(problem: &Problem) -> bool {
+    let unbounded = problem.mask.left.is_none() && problem.mask.right.is_none();
+    unbounded || problem.sequences.iter().all(|sequence| sequence.q.len == sequence.kv.len)
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{Args, Command, FromArgMatches};
@@ -431,6 +443,25 @@ mod tests {
 
     fn problem(options: &str) -> Result<Problem, GeometryError> {
         read(options).expect("options").problem()
+    }
+
+    /// Test that the diagonal goes to the corner that a subject takes where both mean the same, and stays elsewhere.
+    #[test]
+    fn a_diagonal_is_aligned_as_the_subject_takes_it() {
+        let mut table = seamproof_judge::subject::Declaration::single_rank(Format::Bf16, Format::Bf16).table;
+        table.masks.alignments = vec![Alignment::BottomRight];
+        for (options, expected) in [
+            ("--lengths 3,5", Alignment::BottomRight),
+            ("--lengths 3,5 --causal", Alignment::BottomRight),
+            ("--lengths 3x5", Alignment::BottomRight),
+            ("--lengths 3x5 --causal", Alignment::TopLeft),
+        ] {
+            let problem = read(options).expect("options").for_table(&table).problem().expect("a problem");
+            assert_eq!(problem.mask.align, expected, "{options}");
+        }
+        table.masks.alignments = vec![Alignment::TopLeft];
+        let asked = read("--lengths 3x5 --causal").expect("options");
+        assert_eq!(asked.for_table(&table), asked);
     }
 
     /// Test that the options of every problem give the problem again, its layout and its group included.
@@ -472,6 +503,7 @@ mod tests {
             ("--lengths 3 --share 1:0", "the one that it shares keys with, and their number, as in 1:0:16"),
             ("--lengths 3 --pages 4", "write the rows of a page, '/' and the pages"),
             ("--lengths 3 --pages 4/2:0.x", "'x' is not a number that fits"),
+            ("--lengths 3,x", "write rows as in 17, or queries and keys as in 17x20"),
         ] {
             let error = read(wrong).expect_err(wrong).to_string();
             assert!(error.contains(said), "{error}");

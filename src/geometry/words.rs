@@ -109,7 +109,8 @@ impl FromStr for Pair {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Pair, String> {
-        two(text, 'x', number).map(|(q, kv)| Pair { q, kv })
+        let what = |why| format!("{why}; write rows as in 17, or queries and keys as in 17x20");
+        two(text, 'x', number).map(|(q, kv)| Pair { q, kv }).map_err(what)
     }
 }
 
