@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -149,6 +150,19 @@ def test_a_subject_that_cannot_be_opened(tmp_path, text, words):
     with pytest.raises(RuntimeError, match=words):
         worker.open()
     assert worker.end()[0] == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="a signal of Unix")
+def test_a_worker_says_where_it_is_when_it_is_asked(tmp_path):
+    kernel = (
+        "def kernel(p, q, k, v, dout, sink):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    worker = Worker(file(tmp_path, SUBJECT + kernel + ZEROS))
+    worker.open()
+    raw = problem([(3, 5)])
+    assert worker.run(raw, inputs(raw))[0][-1] == 4
+    code, said = worker.end()
+    assert code == 0 and "most recent call first" in said and "in kernel" in said
 
 
 def test_a_kernel_that_exits_is_told_and_the_worker_goes_on(tmp_path):

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::frame::{Frame, FrameError, Kind};
 use seamproof_judge::finding::Cause;
@@ -86,8 +86,8 @@ impl Watch {
         self.fired.is_some()
     }
 
-    /// Waits until the pipe is ready. Past the deadline it kills the group; it returns an error if even that does not
-    /// end the pipe.
+    /// Waits until the pipe is ready. Past the deadline it asks the group where it is, and kills it; it returns an error
+    /// if even that does not end the pipe.
     fn wait(&mut self, pipe: BorrowedFd<'_>, ready: PollFlags) -> io::Result<()> {
         loop {
             let limit = self.fired.and_then(|fired| fired.checked_add(GRACE)).or(self.deadline);
@@ -99,6 +99,7 @@ impl Watch {
                 Ok(0) => {
                     self.fired = Some(Instant::now());
                     let Some(group) = self.group else { return Err(io::ErrorKind::TimedOut.into()) };
+                    ask_where(group);
                     kill_group(group);
                 }
                 Ok(_) => return Ok(()),
@@ -135,6 +136,16 @@ impl<P: Write + AsFd> Write for Watched<'_, P> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.pipe.flush()
+    }
+}
+
+/// Time that a worker has for the answer to [`ask_where`].
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Asks the first process of a group what it is doing, before it is killed: one in Python writes its stack to stderr.
+fn ask_where(group: Pid) {
+    if kill_process(group, Signal::USR1).is_ok() {
+        std::thread::sleep(LAST_WORDS);
     }
 }
 

@@ -206,6 +206,8 @@ fn every_failure_of_a_run_is_a_finding() {
         let said = said(&output);
         assert_eq!(code(&output), expected, "{fault}: {said}");
         assert!(said.contains(words), "{fault}: {said}");
+        // Before it is killed it says where it hangs.
+        assert!(fault != "hang" || said.contains("most recent call first"), "{said}");
     });
     let output = Place::new().replayed("none", &[]);
     assert_eq!(code(&output), 0, "{}", said(&output));

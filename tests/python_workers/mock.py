@@ -7,6 +7,7 @@ folder, by which a test tells its processes.
 """
 
 import array
+import faulthandler
 import json
 import math
 import os
@@ -427,6 +428,7 @@ class Worker:
         if now("exit"):
             os._exit(7)
         if now("hang"):
+            faulthandler.register(signal.SIGUSR1)
             time.sleep(HANG)
         if now("late"):
             time.sleep(30)
