@@ -7,7 +7,7 @@
 
 use std::f64::consts::LN_2;
 
-use ndarray::{Array3, Zip, s};
+use ndarray::{Array3, Axis, Zip, s};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Arithmetic, Delta, Model};
 use seamproof_oracle::sharding::run_of;
@@ -61,7 +61,8 @@ pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String>
     let got = wrong.of_subject()?;
     let runs = evidence.problem.sequences.iter().map(|both| run_of(both, wrong.tensor.side())).collect();
     let case = Case { evidence, wrong, got, right, runs };
-    let mut told = [case.factors(), case.moves(), case.heads(), case.masks()].concat();
+    let mut told = [case.factors(), case.others(), case.moves(), case.heads(), case.masks()].concat();
+    told.extend(case.remainder());
     told.extend(case.delta());
     in_words(&told)
 }
@@ -125,10 +126,15 @@ impl Case<'_> {
         })
     }
 
+    /// Returns the number of elements that differ from 0 far beyond their bounds.
+    fn heavy(&self, Mistaken { exact, bound }: &Mistaken) -> usize {
+        self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count()
+    }
+
     /// Returns the factors by which all elements are off.
     fn factors(&self) -> Vec<String> {
         let Mistaken { exact, bound } = &self.right;
-        let heavy = self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count();
+        let heavy = self.heavy(&self.right);
         let by = |factor: f64| Mistaken {
             exact: exact * factor,
             bound: Zip::from(bound)
@@ -188,6 +194,22 @@ impl Case<'_> {
             length += self.right.exact[at] * self.right.exact[at];
         }
         along / length
+    }
+
+    /// Returns the other gradients that stand in the place of this one.
+    fn others(&self) -> Vec<String> {
+        let (tensor, right) = (self.wrong.tensor, self.wrong.right);
+        let stands = |other: &TensorName| {
+            let wrong = Wrong { tensor: *other, ..*self.wrong };
+            let other = right.bound.as_ref().and_then(|bound| wrong.of(&right.exact, &bound.worst));
+            other.is_some_and(|other| {
+                let fits = other.exact.dim() == self.right.exact.dim();
+                fits && self.heavy(&other) >= ELEMENTS_MIN[1] && self.explains(&other)
+            })
+        };
+        let others =
+            [TensorName::Dq, TensorName::Dk, TensorName::Dv].into_iter().filter(|other| *other != tensor);
+        others.filter(stands).map(|other| format!("{other} stood in {tensor}")).collect()
     }
 
     /// Returns the places at which rows lie in place of their own.
@@ -261,6 +283,35 @@ impl Case<'_> {
         };
         let words = |(_, which)| format!("the {which} query head of each group counted alone in {tensor}");
         [(0, "first"), (problem.group() - 1, "last")].into_iter().filter(alone).map(words).collect()
+    }
+
+    /// Returns whether query heads read KV heads by the remainder of their numbers, not by groups.
+    fn remainder(&self) -> Option<String> {
+        let (problem, inputs, saved) = (self.problem(), self.evidence.inputs, self.wrong.saved);
+        let kv_heads = problem.heads.kv;
+        let is_scaled =
+            [TensorName::Q, TensorName::Dout].iter().any(|tensor| inputs.scales.of(*tensor).is_some());
+        if problem.group() == 1 || kv_heads == 1 || is_scaled {
+            return None;
+        }
+        // The heads that read each KV head one after the other, as groups have them.
+        let order: Vec<usize> =
+            (0..kv_heads).flat_map(|kv| (kv..problem.heads.q).step_by(kv_heads)).collect();
+        let of_rows = |array: &Array3<f32>| array.select(Axis(1), &order);
+        let sink =
+            if inputs.sink.is_empty() { inputs.sink.clone() } else { inputs.sink.select(Axis(0), &order) };
+        let regrouped = Inputs { q: of_rows(&inputs.q), dout: of_rows(&inputs.dout), sink, ..inputs.clone() };
+        let saved = Saved { out: saved.out.select(Axis(1), &order), lse: saved.lse.select(Axis(0), &order) };
+        let mut mistaken = self.of_backward(problem, &regrouped, &saved)?;
+        if self.wrong.tensor == TensorName::Dq {
+            let mut place = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(at, head)| place[*head] = at);
+            let Mistaken { exact, bound } = mistaken;
+            mistaken =
+                Mistaken { exact: exact.select(Axis(1), &place), bound: bound.select(Axis(1), &place) };
+        }
+        let words = || format!("in the backward query head h read KV head h mod {kv_heads}");
+        self.explains(&mistaken).then(words)
     }
 
     /// Returns the masks that the backward had in place of its own.

@@ -1,6 +1,6 @@
 //! Mistakes that explain a whole gradient: each is told where it is the fault, and none where an element shows another.
 
-use ndarray::{Array3, s};
+use ndarray::{Array3, Axis, s};
 use seamproof_judge::subject::{RankGradients, RankOutputs};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::values;
@@ -73,6 +73,29 @@ fn a_gradient_that_is_off_by_a_factor() {
     told("dq was about 3.00 times what it should be everywhere", |_, _, of| {
         of.dq.mapv_inplace(|dq| dq * 3.0);
     });
+}
+
+/// Test that gradients which are returned in the wrong order, and KV heads that are taken by a remainder, are told.
+#[test]
+fn a_gradient_of_another_place() {
+    told("dv stood in dk", |_, _, of| of.dk = of.dv.clone());
+    told("dk stood in dv", |_, _, of| of.dv = of.dk.clone());
+    let by_remainder = |problem: &Problem, saved: &Saved| {
+        // Heads 0 and 2 on the first KV head, 1 and 3 on the second.
+        let order = [0, 2, 1, 3];
+        let edit = |inputs: &mut Inputs, saved: &mut Saved| {
+            inputs.q = inputs.q.select(Axis(1), &order);
+            inputs.dout = inputs.dout.select(Axis(1), &order);
+            saved.out = saved.out.select(Axis(1), &order);
+            saved.lse = saved.lse.select(Axis(0), &order);
+        };
+        let gradients = backward(problem, saved, edit);
+        Gradients { dq: gradients.dq.select(Axis(1), &order), ..gradients }
+    };
+    let words = "in the backward query head h read KV head h mod 2";
+    told(words, |problem, saved, of| of.dk = narrowed(&by_remainder(problem, saved).dk));
+    told(words, |problem, saved, of| of.dv = narrowed(&by_remainder(problem, saved).dv));
+    told(words, |problem, saved, of| of.dq = narrowed(&by_remainder(problem, saved).dq));
 }
 
 #[test]
