@@ -8,11 +8,12 @@
 
 use std::cell::OnceCell;
 
-use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip};
+use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip, s};
 use seamproof_oracle::blocked::{self, Answer, Tiers};
 use seamproof_oracle::envelope::Model;
+use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{
-    Alignment, Element, Format, ForwardResults, Inputs, Mask, Precision, Problem, ProblemFields, Sink,
+    Alignment, Element, Format, ForwardResults, Inputs, Mask, Precision, Problem, ProblemFields, Side, Sink,
     Softmax,
 };
 
@@ -20,6 +21,7 @@ use super::across::{ACROSS_MISTAKES, AcrossMistake, Pack};
 use super::bounds::{Comparison, FORWARD, forward};
 use super::evidence::{Depth, Evidence, products};
 use super::pairs::logit;
+use super::runs::{fills, poisoned};
 use super::sights::{DealtCase, SIGHT_MISTAKES, SightMistake};
 use super::stories::REST_MAX;
 use crate::finding::{LOOKS, number};
@@ -176,6 +178,7 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
     let case = Case { evidence, right, largest: OnceCell::new() };
     let mut told =
         [case.lse(), case.softmax(), case.scale(), case.sight(), case.across(), case.mask()].concat();
+    told.extend(case.places());
     told.extend(case.reading());
     in_words(&told)
 }
@@ -197,6 +200,19 @@ fn answer(evidence: &Evidence<'_>, problem: &Problem, inputs: &Inputs) -> Option
     let Answer { exact, bound } = evidence.oracle(|| blocked::forward(problem, inputs, Some(&model)));
     let worst = bound?.worst;
     Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
+}
+
+/// Returns a tensor with the rows in the place of each sequence's that lie where its rows would lie without padding.
+fn at_real_offsets(problem: &Problem, tensor: &Array3<f32>, side: Side) -> Array3<f32> {
+    let mut read = tensor.clone();
+    let mut real = 0;
+    for run in problem.sequences.iter().map(|sequence| run_of(sequence, side)) {
+        for (i, row) in run.real_rows().enumerate().filter(|(i, _)| real + i < tensor.dim().0) {
+            read.slice_mut(s![row, .., ..]).assign(&tensor.slice(s![real + i, .., ..]));
+        }
+        real += run.len;
+    }
+    read
 }
 
 /// Whether results lie within the bounds of an answer, in every element of the forward.
@@ -411,6 +427,40 @@ impl Case<'_> {
             )
         };
         scales.into_iter().filter(solves).map(words).collect()
+    }
+
+    /// Returns the first tensors that explain the results if their rows were read at the real offsets. What lies there
+    /// may be rows of other sequences, or padding.
+    fn places(&self) -> Option<String> {
+        let Evidence { problem, inputs, first, backend, .. } = *self.evidence;
+        if problem.parallel.size() > 1 || problem.pages.is_some() {
+            return None;
+        }
+        let [poison, _] = fills(backend, problem);
+        let given = poisoned(inputs, problem, poison);
+        let [q, k, v] = [
+            at_real_offsets(problem, &given.q, Side::Q),
+            at_real_offsets(problem, &given.k, Side::Kv),
+            at_real_offsets(problem, &given.v, Side::Kv),
+        ];
+        let of_keys =
+            |k: &Array3<f32>, v: &Array3<f32>| Inputs { k: k.clone(), v: v.clone(), ..inputs.clone() };
+        let all = Inputs { q: q.clone(), ..of_keys(&k, &v) };
+        let edits = [
+            ("k and v were", of_keys(&k, &v)),
+            ("q, k and v were", all),
+            ("k was", of_keys(&k, &inputs.v)),
+            ("v was", of_keys(&inputs.k, &v)),
+            ("q was", Inputs { q, ..inputs.clone() }),
+        ];
+        let explains = |(_, edited): &&(&str, Inputs)| {
+            let answer = self.answer(problem, edited);
+            answer.is_some_and(|answer| self.explains(problem, [first; 2], answer))
+        };
+        let words = |(tensors, _): &(&str, Inputs)| {
+            format!("{tensors} read at the real offsets, not at the padded ones")
+        };
+        edits.iter().find(explains).map(words)
     }
 
     /// Returns the first reading in the other format that explains the results.

@@ -5,9 +5,11 @@
 //! subject.
 //!
 //! Whether padding is to blame, a third run tells: one with the first run's very inputs. Where it differs from the
-//! first as well, the subject gives other bits on every run, and the finding says so.
+//! first as well, the subject gives other bits on every run, and the finding says so. Elsewhere it says what mistake
+//! explains the first run, if one does.
 
 use super::compare::{ResultTensor, Worst, same_bits};
+use super::hypotheses;
 use super::structure::results;
 use crate::finding::{Check, Finding, number};
 use crate::identity::rerun;
@@ -20,10 +22,12 @@ use seamproof_oracle::sharding::RankLayout;
 pub(super) fn look(evidence: &Evidence<'_>, _: &mut Margin) -> Look {
     let deterministic = evidence.backend.declaration().promises.deterministic_backward;
     let mut found = check(evidence.layout, evidence.first, evidence.second, deterministic);
-    if let Some(finding) = &mut found
-        && matches!(rerun(evidence), Some(Look::Broken(_)))
-    {
-        finding.what = format!("{AGAIN}, or {}", finding.what);
+    if let Some(finding) = &mut found {
+        if matches!(rerun(evidence), Some(Look::Broken(_))) {
+            finding.what = format!("{AGAIN}, or {}", finding.what);
+        } else if let Some(mistake) = hypotheses::told(evidence) {
+            finding.what = format!("{}; {mistake}", finding.what);
+        }
     }
     found.into()
 }

@@ -1,8 +1,9 @@
 //! Mistakes that explain a whole case: each is told where it is the fault, and none where the results show another.
 
-use seamproof_judge::finding::Finding;
+use ndarray::{Array3, s};
+use seamproof_judge::finding::{Check, Finding};
 use seamproof_judge::ladder::judge;
-use seamproof_judge::subject::{Backend, Declaration, Outputs, RankOutputs, RunError};
+use seamproof_judge::subject::{Backend, Declaration, Outputs, PaddingInputs, RankOutputs, RunError};
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
@@ -50,6 +51,25 @@ where
             (self.results)(problem, rank);
         }
         Ok(outputs)
+    }
+}
+
+/// A subject that asks for finite numbers in padding rows.
+struct Finite<B>(B);
+
+impl<B: Backend> Backend for Finite<B> {
+    fn declaration(&self) -> Declaration {
+        let mut declaration = self.0.declaration();
+        declaration.padding.inputs = PaddingInputs::Finite;
+        declaration
+    }
+
+    fn name(&self) -> &str {
+        "finite"
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.0.run(problem, inputs)
     }
 }
 
@@ -266,6 +286,31 @@ fn codes_that_are_read_in_the_other_format() {
 }
 
 /// Test that a mistake is not told where it leaves one wrong element unexplained.
+/// Test that tensors which are read where their rows would lie without padding are named, though what is seen is that
+/// padding matters.
+#[test]
+fn rows_that_are_read_at_the_real_offsets() {
+    // The second sequence lies at row 10, and behind 9 real rows.
+    let moved = |tensor: &mut Array3<f32>| {
+        let read = tensor.slice(s![9..14, .., ..]).to_owned();
+        tensor.slice_mut(s![10..15, .., ..]).assign(&read);
+    };
+    for (words, of) in [
+        ("k and v were", [false, true, true]),
+        ("v was", [false, false, true]),
+        ("q was", [true, false, false]),
+    ] {
+        let call = |_: &mut ProblemFields, inputs: &mut Inputs| {
+            let tensors = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
+            tensors.into_iter().zip(of).filter(|(_, of)| *of).for_each(|(tensor, _)| moved(tensor));
+        };
+        let subject = Finite(Mistaken { inner: Emulated::default(), call, results: as_they_are });
+        let Verdict::Finding(finding) = judge(&subject, &flat()) else { panic!("not seen") };
+        let expected = format!("{LOOKS}{words} read at the real offsets, not at the padded ones");
+        assert!(finding.check == Check::Poison && finding.what.ends_with(&expected), "{finding}");
+    }
+}
+
 #[test]
 fn nothing_is_told_that_leaves_an_element_unexplained() {
     let problem = flat();
