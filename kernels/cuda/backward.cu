@@ -155,8 +155,8 @@ struct Args {
     int heads;
     // Query heads of a KV head.
     int group;
-    // KV heads that are taken together, as their rows stay in the L2 cache or as they walk in one direction by turns; 0: as many as have all their tiles taken at once. Tiles of keys may go
-    // around where it is 1.
+    // KV heads that are taken together, as their rows stay in the L2 cache, or as they walk in one direction; 0: as many as have all
+    // their tiles taken at once. Tiles of keys may go around where it is 1.
     int head_chunk;
     int q_step;
     int kv_step;
