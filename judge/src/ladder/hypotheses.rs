@@ -202,15 +202,16 @@ fn answer(evidence: &Evidence<'_>, problem: &Problem, inputs: &Inputs) -> Option
     Some(Answer { exact, bound: Some(Tiers { dithered: worst.clone(), worst }) })
 }
 
-/// Returns a tensor with the rows in the place of each sequence's that lie where its rows would lie without padding.
-fn at_real_offsets(problem: &Problem, tensor: &Array3<f32>, side: Side) -> Array3<f32> {
+/// Returns each real row of a side, with the row where it would lie without padding.
+fn at_real_offsets(problem: &Problem, side: Side) -> impl Iterator<Item = (usize, usize)> {
+    problem.sequences.iter().flat_map(move |sequence| run_of(sequence, side).real_rows()).zip(0..)
+}
+
+/// Returns a tensor with, in the place of each real row, what lies where that would be without padding.
+fn read_at_real_offsets(problem: &Problem, tensor: &Array3<f32>, side: Side) -> Array3<f32> {
     let mut read = tensor.clone();
-    let mut real = 0;
-    for run in problem.sequences.iter().map(|sequence| run_of(sequence, side)) {
-        for (i, row) in run.real_rows().enumerate().filter(|(i, _)| real + i < tensor.dim().0) {
-            read.slice_mut(s![row, .., ..]).assign(&tensor.slice(s![real + i, .., ..]));
-        }
-        real += run.len;
+    for (row, real) in at_real_offsets(problem, side).take(tensor.dim().0) {
+        read.slice_mut(s![row, .., ..]).assign(&tensor.slice(s![real, .., ..]));
     }
     read
 }
@@ -433,15 +434,18 @@ impl Case<'_> {
     /// may be rows of other sequences, or padding.
     fn places(&self) -> Option<String> {
         let Evidence { problem, inputs, first, backend, .. } = *self.evidence;
-        if problem.parallel.size() > 1 || problem.pages.is_some() {
+        let lie_there = [Side::Q, Side::Kv]
+            .into_iter()
+            .all(|side| at_real_offsets(problem, side).all(|(row, real)| row == real));
+        if lie_there || problem.parallel.size() > 1 || problem.pages.is_some() {
             return None;
         }
         let [poison, _] = fills(backend, problem);
         let given = poisoned(inputs, problem, poison);
         let [q, k, v] = [
-            at_real_offsets(problem, &given.q, Side::Q),
-            at_real_offsets(problem, &given.k, Side::Kv),
-            at_real_offsets(problem, &given.v, Side::Kv),
+            read_at_real_offsets(problem, &given.q, Side::Q),
+            read_at_real_offsets(problem, &given.k, Side::Kv),
+            read_at_real_offsets(problem, &given.v, Side::Kv),
         ];
         let of_keys =
             |k: &Array3<f32>, v: &Array3<f32>| Inputs { k: k.clone(), v: v.clone(), ..inputs.clone() };

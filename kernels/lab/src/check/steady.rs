@@ -182,8 +182,8 @@ pub fn steady(
     Ok(Steady { launches, fixed: fixed.differing()?, any: any.differing()?, time })
 }
 
-/// The packs whose gradients are accumulated, with walks up and down in both orders. In any order, sums have two terms at
-/// most, and so one value.
+/// The packs whose gradients are accumulated, with walks up and down in both orders. In any order, sums have two terms
+/// at most, and so one value.
 const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (GROUPED, DqOrder::Fixed, &LENGTHS),
     (FEW, DqOrder::Fixed, &LENGTHS),
@@ -193,8 +193,8 @@ const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
     (MANY, DqOrder::AsTheyCome, &TWO_TILES_AT_MOST),
 ];
 
-/// Checks gradients that are accumulated, of both head dims, both orders that are asked for, walks up and down, and formats of
-/// the sum, and every mask.
+/// Checks gradients that are accumulated, of both head dims, both orders that are asked for, walks up and down, formats
+/// of the sum, and every mask.
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
@@ -222,8 +222,8 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
 }
 
 /// Checks dq of rows that see one tile of keys and write dq at once, in both orders. It is compared with dq of the same
-/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats, and walks up and down are checked. In
-/// walks down, one tile has the short form and two have not: D must have the same bits in both.
+/// rows where their tile sees a second one and dq is a sum. Both head dims, both formats, and walks up and
+/// down are checked. In walks down, one tile has the short form and two have not: D must have the same bits in both.
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
