@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use seamproof_kernels::forward::{self, AttentionKernels, Instance, TileShape};
 use seamproof_lab::faults::{Launched, SourceFault, source_faults};
-use seamproof_oracle::{Pass, Problem};
+use seamproof_oracle::{Pass, Problem, Sequence};
 use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
 
 use super::table::{TABLE_FAULTS, TableFault, Tabled};
@@ -158,14 +158,13 @@ impl Suspect {
             Suspect::Call(call) => Box::new(call.wrong(seed)?),
             Suspect::Table(fault) => Box::new(Tabled::new(fault)),
             Suspect::Source(fault) => match fault.edit.launched {
-                Launched::Attention(attention) => backends::on_gpu(
-                    fault,
-                    Cuda { order: seed, helpers: false, attention, ..Cuda::default() },
-                ),
+                Launched::Attention(attention) => backends::on_gpu(fault, cuda(seed, attention)),
                 Launched::InOneBlock(attention) => {
                     let blocks = Some(NonZeroUsize::MIN);
-                    let cuda = Cuda { order: seed, helpers: false, attention, blocks, ..Cuda::default() };
-                    backends::on_gpu(fault, cuda)
+                    backends::on_gpu(fault, Cuda { blocks, ..cuda(seed, attention) })
+                }
+                Launched::Walking(walks) => {
+                    backends::on_gpu(fault, Cuda { walks: Some(walks), ..cuda(seed, LONG) })
                 }
                 Launched::Fp8(shape) => {
                     backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
@@ -235,9 +234,12 @@ impl Suspect {
                         Box::new(problems(seed).filter(taken).take(CASES_MAX))
                     }
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
-                    Launched::Attention(attention) | Launched::InOneBlock(attention) => {
-                        let drawn = drawn(seed, Limits::quick()).filter(on_tensor_cores);
-                        let drawn = drawn.filter(move |problem| comes_to(fault, attention, problem));
+                    launched @ (Launched::Attention(_) | Launched::InOneBlock(_) | Launched::Walking(_)) => {
+                        // Small cases hardly have a walk of several turns.
+                        let walks = matches!(launched, Launched::Walking(_));
+                        let limits = if walks { Limits::large() } else { Limits::quick() };
+                        let drawn = drawn(seed, limits).filter(on_tensor_cores);
+                        let drawn = drawn.filter(move |problem| comes_to(fault, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
                     Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => asked_of(CudaFp8::default(), seed),
@@ -250,6 +252,16 @@ impl Suspect {
 
 /// Number of drawn problems on which a fault in FP8 is looked for, before those of long rows.
 const FP8_MAX: usize = 2_000;
+
+/// Number of rows, of queries and of keys, above which a sequence has several tiles of each.
+const WALKED: usize = 128;
+
+/// Attention in the forward's long shape.
+const LONG: AttentionKernels = AttentionKernels::Of(TileShape::Long);
+
+fn cuda(order: u64, attention: AttentionKernels) -> Cuda {
+    Cuda { order, helpers: false, attention, ..Cuda::default() }
+}
 
 fn fp8_backward() -> CudaFp8 {
     CudaFp8 { backward: true, ..CudaFp8::default() }
@@ -270,16 +282,25 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a problem reaches the pass with the fault, and tiles of several heads, or clusters, where the fault is in one
-/// of these.
-fn comes_to(fault: &SourceFault, attention: AttentionKernels, problem: &Problem) -> bool {
+/// Whether a problem reaches the pass with the fault, and tiles of several heads, clusters or walks of several turns over
+/// several tiles of keys with over 64 lanes, where the fault is in one of these.
+fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
     let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
-    let packs = |shape: TileShape| shape.packed(problem.group(), instance) > 1;
-    match attention {
-        AttentionKernels::Of(shape @ TileShape::Middle) => packs(shape),
+    let is_reached = fault.edit.file != "backward.cu" || problem.pass == Pass::Backward;
+    match fault.edit.launched {
+        Launched::Attention(AttentionKernels::Of(shape @ TileShape::Middle)) => {
+            shape.packed(problem.group(), instance) > 1
+        }
         // All other instances have another shape in its place.
-        AttentionKernels::Of(TileShape::Paired) => instance == Instance::Wide,
-        _ => fault.edit.file != "backward.cu" || problem.pass == Pass::Backward,
+        Launched::Attention(AttentionKernels::Of(TileShape::Paired)) => instance == Instance::Wide,
+        Launched::Walking(_) => {
+            let walks = |sequence: &Sequence| sequence.q.len > WALKED && sequence.kv.len > WALKED;
+            is_reached
+                && instance == Instance::Wide
+                && problem.heads.kv > 1
+                && problem.sequences.iter().any(walks)
+        }
+        _ => is_reached,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::entry::{
     BugClass, BugSource, Detector, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TE_1230, TUNED, VALUES,
-    WRITES, faults,
+    WALKING_BY_TURNS, WRITES, faults,
 };
 
 /// NaN and infinities of padding rows in the gradients of real ones.
@@ -165,4 +165,16 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
         "if (i < lanes) put("
             => "put(",
         WRITES;
+};
+
+/// The faults of walks that go up and down by turns.
+pub(super) const WALK_FAULTS: &[SourceFault] = faults! { WALKING_BY_TURNS;
+    "opened-by-walks-up-alone", WrongSeam, ("which tile of keys adds first, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",
+        "const int opens = goes_up<SHORT>(a, tile.head) ? tile.end - high : low - tile.first;"
+            => "const int opens = tile.end - high;",
+        READS;
+    "closed-by-walks-down-alone", WrongSeam, ("which tile of keys adds last, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",
+        "const int closes = goes_up<SHORT>(a, tile.head) ? tile.end - low : high - tile.first;"
+            => "const int closes = high - tile.first;",
+        SPREADS;
 };

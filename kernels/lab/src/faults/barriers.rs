@@ -5,7 +5,7 @@
 
 use super::entry::{
     BACKWARD_IN_FP8, BugClass, BugSource, Detector, READS, SIMPLE, SPLIT, SourceEdit, SourceFault, TUNED,
-    faults,
+    WALKING, faults,
 };
 
 const TILELANG_2612: BugSource = (
@@ -46,6 +46,14 @@ pub(super) const BACKWARD_BARRIER_FAULTS: &[SourceFault] = faults! { TUNED;
     "dq-handed-over-before-it-is-stored", WrongSeam, TILELANG_2612, "backward.cu",
         "store_sums(own, dq);\n        if (DEFERS) return true;"
             => "__syncwarp();\n        release(shared.dq_full(group, turn));\n        __nanosleep(4000);\n        store_sums(own, dq);\n        return false;",
+        READS;
+};
+
+/// The faults of walks whose dQ is that of the turn before.
+pub(super) const WALK_BARRIER_FAULTS: &[SourceFault] = faults! { WALKING;
+    "ds-of-the-turn-before-not-awaited", WrongSeam, TILELANG_2612, "backward.cu",
+        "if (turn > 0) barrier_wait(shared.met(), (turn - 1) % 2);"
+            => "if (threadIdx.x >= 128) __nanosleep(4000);",
         READS;
 };
 

@@ -1,5 +1,6 @@
 //! Entries of the catalogue.
 
+use seamproof_kernels::backward::Walks;
 use seamproof_kernels::forward::{AttentionKernels, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::source::{Source, sources};
@@ -91,6 +92,8 @@ pub enum Launched {
     Attention(AttentionKernels),
     /// The same, with one block for each launch of attention on tensor cores.
     InOneBlock(AttentionKernels),
+    /// The backward's long form with over 64 lanes, its tiles of keys walking over query rows as named.
+    Walking(Walks),
     /// The forward in FP8.
     Fp8(Fp8Shape),
     /// The same in one block.
@@ -194,6 +197,10 @@ pub(super) const SPLIT: Launched = Launched::Attention(AttentionKernels::Of(Tile
 pub(super) const MIXED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Mixed));
 /// Faults of a block's later tiles, and of a planner's later segments, show where there is one block.
 pub(super) const FEW_BLOCKS: Launched = Launched::InOneBlock(AttentionKernels::Of(TileShape::Long));
+/// Faults of a walk's later turns show in walks that go one way, and faults of the ways in which heads walk where they
+/// differ.
+pub(super) const WALKING: Launched = Launched::Walking(Walks::Down);
+pub(super) const WALKING_BY_TURNS: Launched = Launched::Walking(Walks::ByTurns);
 /// Faults of what a team in FP8 takes along to its next tile show where one block has all.
 pub(super) const FEW_BLOCKS_IN_FP8: Launched = Launched::Fp8InOneBlock(Fp8Shape::Short);
 /// Faults of the backward in FP8 show behind a forward in any shape.
