@@ -24,7 +24,7 @@
 // come with it. They are hidden, and zeros in V. Weights are multiplied by 2^8 and rounded to e4m3, and P · V of a block is a
 // sum of its own, which is added to O in f32: the unit keeps 13 bits. Descales are numbers of a segment and head.
 //
-// Instances: DIM, the largest head dim (64, 128, and in FP8 256), and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN:
+// Instances: DIM, the largest head dim (64, 128, and in FP8 or GENERAL 256), and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN:
 // with the planning kernel.
 #include "common.cuh"
 #include "codes.cuh"
@@ -306,7 +306,7 @@ __device__ __forceinline__ void forward(const Args& a) {
 #endif
 #define NAMED(KIND, DIM, TYPE) PASTED(KIND, DIM, TYPE)
 
-#if TYPE != 3
+#if TYPE != 3 && DIM <= 128
 #include "plan.cuh"
 #include "forward_plan.cuh"
 #include "forward_split.cuh"
@@ -331,6 +331,10 @@ using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 4, 4>;
 KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 2, 1, 3>;
 KERNEL(Short, short)
+#elif DIM == 256
+// O has 128 registers, so that there are two groups, and as many keys a block as shared memory holds twice.
+using Long = Config<2, 80, 1, 2, 2>;
+KERNEL(Long, long)
 #else
 // Three groups of 64 rows, and as many keys a block as registers hold scores, weights and O of. A general instance has the
 // middle shape in its place.

@@ -250,6 +250,11 @@ __device__ __forceinline__ u32 uniform(u32 value) {
 #define NAMES_88                                                                                                       \
     NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "  \
              "%84, %85, %86, %87"
+#define BINDS_128 BINDS_88, EIGHT(d, 88), EIGHT(d, 96), EIGHT(d, 104), EIGHT(d, 112), EIGHT(d, 120)
+#define NAMES_128                                                                                                      \
+    NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "  \
+             "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "    \
+             "%124, %125, %126, %127"
 #if TYPE == 1
 #define TYPES "k16.f32.bf16.bf16"
 #define BOTH_ALONG ", 0, 0"
@@ -297,8 +302,11 @@ __device__ __forceinline__ void score_step(float (&d)[N / 2], u32 a, u32 b, int 
 // d = a · b [+ d]: 64 rows of a in registers, N lanes and STEP rows of b in shared memory. In FP8 they are columns there.
 template <int N>
 __device__ __forceinline__ void value_step(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add = 1) {
-    static_assert(N == 64 || N == 128, "no such shape");
-    if constexpr (N == 128)
+    static_assert(N == 64 || N == 128 || N == 256, "no such shape");
+    if constexpr (N == 256)
+        WGMMA("m64n256" TYPES, NAMES_128, BINDS_128, "", "{%128, %129, %130, %131}", "132", "133", "1, 1" B_ACROSS, "r"(a0),
+              "r"(a1), "r"(a2), "r"(a3));
+    else if constexpr (N == 128)
         WGMMA("m64n128" TYPES, NAMES_64, BINDS_64, "", "{%64, %65, %66, %67}", "68", "69", "1, 1" B_ACROSS, "r"(a0), "r"(a1),
               "r"(a2), "r"(a3));
     else

@@ -534,7 +534,7 @@ mod tests {
     use seamproof_judge::census::{Census, Floors};
     use seamproof_judge::generate::Profile;
     use seamproof_judge::{files, values};
-    use seamproof_kernels::forward::DIM_MAX;
+    use seamproof_kernels::backward::DIM_MAX;
 
     use super::*;
 

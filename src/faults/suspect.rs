@@ -163,6 +163,7 @@ impl Suspect {
                     let blocks = Some(NonZeroUsize::MIN);
                     backends::on_gpu(fault, Cuda { blocks, ..cuda(seed, attention) })
                 }
+                Launched::Widest => backends::on_gpu(fault, cuda(seed, LONG)),
                 Launched::Walking(walks) => {
                     backends::on_gpu(fault, Cuda { walks: Some(walks), ..cuda(seed, LONG) })
                 }
@@ -234,7 +235,10 @@ impl Suspect {
                         Box::new(problems(seed).filter(taken).take(CASES_MAX))
                     }
                     // These are sequences of more than a block of keys, on problems that go to tensor cores.
-                    launched @ (Launched::Attention(_) | Launched::InOneBlock(_) | Launched::Walking(_)) => {
+                    launched @ (Launched::Attention(_)
+                    | Launched::InOneBlock(_)
+                    | Launched::Widest
+                    | Launched::Walking(_)) => {
                         // Small cases hardly have a walk of several turns.
                         let walks = matches!(launched, Launched::Walking(_));
                         let limits = if walks { Limits::large() } else { Limits::quick() };
@@ -282,8 +286,8 @@ fn emulated(seed: u64) -> Emulated {
     Emulated { order: seed, ..Emulated::default() }
 }
 
-/// Whether a problem reaches the pass with the fault, and tiles of several heads, clusters or walks of several turns over
-/// several tiles of keys with over 64 lanes, where the fault is in one of these.
+/// Whether a problem reaches the pass with the fault, and tiles of several heads, clusters, over 128 lanes or walks of several
+/// turns over several tiles of keys with over 64 lanes, where the fault is in one of these.
 fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
     let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
     let is_reached = fault.edit.file != "backward.cu" || problem.pass == Pass::Backward;
@@ -293,6 +297,8 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
         }
         // All other instances have another shape in its place.
         Launched::Attention(AttentionKernels::Of(TileShape::Paired)) => instance == Instance::Wide,
+        Launched::Widest => instance == Instance::Widest,
+        _ if instance == Instance::Widest => false,
         Launched::Walking(_) => {
             let walks = |sequence: &Sequence| sequence.q.len > WALKED && sequence.kv.len > WALKED;
             is_reached

@@ -1,8 +1,9 @@
 //! What depends on the largest head dim of a backward's instance: the rows of a tile, the parts of the workspace, and a
 //! block's shared memory.
 
+use super::DIM_MAX;
 use crate::attend::CallTables;
-use crate::forward::{self, ALIGNMENT, Instance, Tiled};
+use crate::forward::{ALIGNMENT, Instance, Tiled};
 use crate::view::View;
 
 use super::walk::Form;
@@ -40,7 +41,7 @@ impl Bucket {
     /// Returns the bucket in FP8 of these head dims.
     pub(crate) fn of_codes(dims: [usize; 2]) -> Bucket {
         let narrow = dims.into_iter().all(|dim| dim <= 64);
-        Bucket { dim: if narrow { 64 } else { forward::DIM_MAX }, codes: true }
+        Bucket { dim: if narrow { 64 } else { DIM_MAX }, codes: true }
     }
 
     /// Returns the query rows of a tile.
@@ -137,7 +138,7 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 
 impl CallTables {
     /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
-    /// Others take as many as with head dims of [`forward::DIM_MAX`]. It is linear in rows and heads.
+    /// Others take as many as with head dims of [`DIM_MAX`](super::DIM_MAX). It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(Instance::of(self, dims)).workspace_bytes(self, [heads, 0])
     }

@@ -23,7 +23,9 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
 use crate::device::TileLaunch;
 use crate::error::KernelError;
-use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, elements, tensor_maps};
+use crate::forward::{
+    self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, WIDE_DIM, elements, tensor_maps,
+};
 use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
@@ -34,6 +36,8 @@ use walk::{Route, heads_together};
 
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
+/// The largest head dimension.
+pub const DIM_MAX: usize = WIDE_DIM;
 pub(crate) const TILE_THREADS: usize = 384;
 
 /// The order in which dq is summed.
@@ -208,7 +212,7 @@ pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String>
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
-    forward::refusal_of_both(call, &forward)
+    forward::refusal_of_both(call, &forward, DIM_MAX)
         .or_else(|| refused(dout != q, &|| format!("dout in {dout} beside {q}")))
         .or_else(|| refused(ds != q, &|| format!("dS in {ds} beside {q}")))
         .or_else(|| {

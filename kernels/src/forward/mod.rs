@@ -30,7 +30,9 @@ pub(crate) use shape::{SHORT_ROWS, shared_of};
 pub(crate) use split::THREADS as SPLIT_THREADS;
 
 /// The largest head dimension.
-pub const DIM_MAX: usize = 128;
+pub const DIM_MAX: usize = 256;
+/// The largest head dimension of every instance but the widest one, and of the backward.
+pub(crate) const WIDE_DIM: usize = 128;
 /// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
 /// The bytes that addresses are aligned to where the copy engine reads, and vectors are stored.
@@ -119,11 +121,16 @@ unsafe impl Argument for RawPlan {}
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let of_backward = call.has_bands_of_keys().then(|| "a prefix in a backward's tables".to_owned());
-    of_backward.or_else(|| refusal_of_both(call, operands))
+    of_backward.or_else(|| refusal_of_both(call, operands, DIM_MAX))
 }
 
-/// Returns what there is in a call that neither the forward takes nor the backward.
-pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
+/// Returns what there is in a call that neither the forward takes nor the backward, of which this one takes head dims up to
+/// `dim_max`.
+pub(crate) fn refusal_of_both(
+    call: &CallTables,
+    operands: &ForwardOperands,
+    dim_max: usize,
+) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
@@ -132,7 +139,7 @@ pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> 
     .or_else(|| refused(p != q, &|| format!("P in {p} beside {q}")))
     .or_else(|| refused(out != q && out != Format::F32, &|| format!("out in {out} beside {q}")))
     .or_else(|| {
-        let served = |dim: usize| (1..=DIM_MAX).contains(&dim);
+        let served = |dim: usize| (1..=dim_max).contains(&dim);
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
     .or_else(|| refusal_of_numbers(call))
@@ -531,7 +538,7 @@ mod tests {
             (ForwardOperands { formats: [f32; 3], ..OPERANDS }, "q, k and v in f32"),
             (ForwardOperands { p: f32, ..OPERANDS }, "P in f32"),
             (ForwardOperands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
-            (ForwardOperands { dims: [64, 136], ..OPERANDS }, "136"),
+            (ForwardOperands { dims: [64, 264], ..OPERANDS }, "264"),
             (ForwardOperands { dims: [0, 64], ..OPERANDS }, "0 and 64"),
         ];
         for (operands, what) in cases {
@@ -552,6 +559,7 @@ mod tests {
         let of = |dims| Instance::of(&call(&[(packed, packed)], plain()), dims);
         assert_eq!([[64, 64], [72, 64]].map(of), [Instance::Narrow, Instance::Wide]);
         assert_eq!([[12, 64], [64, 1]].map(of), [Instance::General; 2]);
+        assert_eq!([[136, 64], [8, 129]].map(of), [Instance::Widest; 2]);
         assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
         assert_eq!(
             TileShape::ALL.map(|shape| shape.served(Instance::General)),
@@ -569,6 +577,7 @@ mod tests {
         assert_eq!(Instance::Narrow.at([&at(0), &at(2)]), Instance::General);
         assert_eq!(Instance::General.suffix(Format::Fp16), "128_2_general");
         assert_eq!(Instance::Narrow.suffix(Format::Bf16), "64_1");
+        assert_eq!(Instance::Widest.at([&at(0), &at(2)]).suffix(Format::Bf16), "256_1_general");
     }
 
     fn f32_subnormal() -> f32 {
@@ -612,7 +621,7 @@ mod tests {
         assert_eq!(size_of::<RawArguments>(), 3 * 128 + 4 * 8 + 4 * 32 + 12 * 4 + 3 * 48 + 32);
         assert_eq!(size_of::<RawPlan>(), 6 * 8 + 8 + 8 * 4 + 5 * 8);
         for shape in TileShape::ALL {
-            for instance in [Instance::Narrow, Instance::Wide, Instance::General] {
+            for instance in Instance::ALL {
                 let (served, dim) = (shape.served(instance), instance.dim());
                 let bytes = served.shared_bytes(dim);
                 assert!(bytes <= 232_448, "{shape:?}, {instance:?}: {bytes}");

@@ -6,7 +6,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::{AttentionCall, Segment};
 
-use super::{DIM_MAX, ForwardOperands, refusal, split};
+use super::{DIM_MAX, ForwardOperands, WIDE_DIM, refusal, split};
 use crate::attend::{CallSummary, CallTables};
 use crate::device::TileLaunch;
 use crate::view::View;
@@ -33,7 +33,8 @@ pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
 /// The number of query rows and keys that are multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TileShape {
-    /// 192 query rows and 80 keys, or 128 keys with head dims up to 64. In a general instance the middle shape.
+    /// 192 query rows and 80 keys, or 128 keys with head dims up to 64. In a general instance the middle shape. The widest
+    /// instance has this shape alone, with 128 query rows.
     Long,
     /// With head dims over 64: 128 query rows and 176 keys, and two blocks of threads share keys and values. With others
     /// the long shape, and in a general instance the middle one.
@@ -67,21 +68,31 @@ pub enum Instance {
     Narrow,
     /// Calls whose rows the copy engine brings: head dims are multiples of 8, and tensors lie on 16 bytes.
     Wide,
-    /// All calls: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and with rows that
-    /// threads have to bring.
+    /// All calls with head dims up to 128: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and
+    /// with rows that threads have to bring.
     General,
+    /// All forwards with head dims over 128.
+    Widest,
 }
 
 impl Instance {
+    /// All instances.
+    pub const ALL: [Instance; 4] = [Instance::Narrow, Instance::Wide, Instance::General, Instance::Widest];
+
     /// Returns the instance for a call on tensors that lie on 16 bytes, by the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Instance {
         let are_bands = !call.has_sink_tokens() && !call.has_bands_of_keys();
-        if are_bands { Instance::of_bands(&call.softmax, dims) } else { Instance::General }
+        match Instance::of_bands(&call.softmax, dims) {
+            Instance::Narrow | Instance::Wide if !are_bands => Instance::General,
+            instance => instance,
+        }
     }
 
     /// Returns the instance for a call whose segments are bands, on tensors that lie on 16 bytes.
     pub fn of_bands(softmax: &Softmax, dims: [usize; 2]) -> Instance {
-        if softmax.softcap.is_some() || !are_vectors(dims) {
+        if dims.into_iter().any(|dim| dim > WIDE_DIM) {
+            Instance::Widest
+        } else if softmax.softcap.is_some() || !are_vectors(dims) {
             Instance::General
         } else if dims.into_iter().all(|dim| dim <= 64) {
             Instance::Narrow
@@ -90,9 +101,12 @@ impl Instance {
         }
     }
 
-    /// Returns this instance for tensors that lie on 16 bytes, and the general one for others.
+    /// Returns this instance for tensors that lie on 16 bytes, and one that takes all calls for others.
     pub(crate) fn at<const N: usize>(self, tensors: [&View; N]) -> Instance {
-        if tensors.into_iter().all(View::is_on_vectors) { self } else { Instance::General }
+        match self {
+            Instance::Narrow | Instance::Wide if !are_on_vectors(tensors) => Instance::General,
+            instance => instance,
+        }
     }
 
     /// Returns the instance for a call on tensors that lie anywhere, and whether threads bring their rows.
@@ -101,19 +115,24 @@ impl Instance {
         dims: [usize; 2],
         tensors: [&View; N],
     ) -> (Instance, bool) {
-        let are_anywhere = Instance::Wide.at(tensors) == Instance::General;
-        (Instance::of(call, dims).at(tensors), are_anywhere || !are_vectors(dims))
+        let by_threads = !are_on_vectors(tensors) || !are_vectors(dims);
+        (Instance::of(call, dims).at(tensors), by_threads)
     }
 
     /// Returns the largest head dim.
     pub fn dim(self) -> usize {
-        if self == Instance::Narrow { 64 } else { DIM_MAX }
+        match self {
+            Instance::Narrow => 64,
+            Instance::Wide | Instance::General => WIDE_DIM,
+            Instance::Widest => DIM_MAX,
+        }
     }
 
     /// Returns the end of its kernels' names, for q in a format.
     pub(crate) fn suffix(self, format: Format) -> String {
         let number = if format == Format::Bf16 { 1 } else { 2 };
-        let general = if self == Instance::General { "_general" } else { "" };
+        let is_general = matches!(self, Instance::General | Instance::Widest);
+        let general = if is_general { "_general" } else { "" };
         format!("{}_{number}{general}", self.dim())
     }
 }
@@ -127,6 +146,11 @@ fn is_mixed(call: &CallTables, wide: bool) -> bool {
 /// Returns whether rows of these head dims are vectors of 16 bytes.
 fn are_vectors(dims: [usize; 2]) -> bool {
     dims.into_iter().all(|dim| dim.is_multiple_of(LANES))
+}
+
+/// Returns whether tensors lie on vectors of 16 bytes.
+fn are_on_vectors<const N: usize>(tensors: [&View; N]) -> bool {
+    tensors.into_iter().all(View::is_on_vectors)
 }
 
 impl TileShape {
@@ -163,17 +187,18 @@ impl TileShape {
     /// Returns the shapes that run this one's launches in an instance, each with the real rows of its segments.
     pub(super) fn parts(self, instance: Instance) -> Vec<(TileShape, Range<usize>)> {
         let end = SHORT_ROWS[usize::from(instance != Instance::Narrow)] + 1;
-        match self {
+        match self.served(instance) {
             TileShape::Mixed => {
                 vec![(TileShape::Short, 0..end), (TileShape::Long.served(instance), end..usize::MAX)]
             }
-            shape => vec![(shape.served(instance), 0..usize::MAX)],
+            shape => vec![(shape, 0..usize::MAX)],
         }
     }
 
     /// Returns the shape that stands for this one in an instance.
     pub(super) fn served(self, instance: Instance) -> TileShape {
         match (self, instance) {
+            (_, Instance::Widest) => TileShape::Long,
             (TileShape::Paired, Instance::Narrow) => TileShape::Long,
             (TileShape::Paired | TileShape::Long, Instance::General) => TileShape::Middle,
             (TileShape::Middle, Instance::Narrow) => TileShape::Short,
@@ -184,7 +209,7 @@ impl TileShape {
     /// Returns how many query heads share a tile, where so many have one KV head.
     pub fn packed(self, group: usize, instance: Instance) -> usize {
         match self.served(instance) {
-            TileShape::Long if instance == Instance::Narrow => 1,
+            TileShape::Long if instance != Instance::Wide => 1,
             TileShape::Long | TileShape::Middle => {
                 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros())
             }
@@ -239,6 +264,7 @@ impl TileShape {
         let long = Config { teams: 1, groups: 3, keys: 128, stages: [2, 2, 2], cluster: 1 };
         Some(match self {
             TileShape::Long if dim <= 64 => long,
+            TileShape::Long if dim > WIDE_DIM => Config { groups: 2, keys: 80, stages: [1, 2, 2], ..long },
             TileShape::Long => Config { keys: 80, stages: [1, 4, 4], ..long },
             TileShape::Paired => Config { groups: 2, keys: 176, stages: [1, 2, 2], cluster: 2, ..long },
             TileShape::Middle => Config { keys: 64, stages: [1, 4, 4], ..long },
@@ -369,9 +395,10 @@ mod tests {
     }
 
     /// The shapes that have a configuration, each with the head dims of its kernels.
-    const CONFIGURED: [(TileShape, usize); 6] = [
+    const CONFIGURED: [(TileShape, usize); 7] = [
         (TileShape::Long, 64),
         (TileShape::Long, 128),
+        (TileShape::Long, 256),
         (TileShape::Paired, 128),
         (TileShape::Middle, 128),
         (TileShape::Short, 64),
@@ -467,9 +494,9 @@ mod tests {
 
     #[test]
     fn every_segment_is_in_one_launch_of_a_shape() {
-        for (shape, instance) in TileShape::ALL.into_iter().flat_map(|shape| {
-            [Instance::Narrow, Instance::Wide, Instance::General].map(|instance| (shape, instance))
-        }) {
+        for (shape, instance) in
+            TileShape::ALL.into_iter().flat_map(|shape| Instance::ALL.map(|instance| (shape, instance)))
+        {
             let mut next = 0;
             for (part, rows) in shape.parts(instance) {
                 assert_eq!((rows.start, part), (next, part.served(instance)), "{shape:?}, {instance:?}");

@@ -11,7 +11,7 @@
 use seamproof_simulator::Segment;
 
 use super::shape::TileShape;
-use super::{DIM_MAX, PlanPieces, PlanPlaces, PlanTiles, RawArguments};
+use super::{PlanPieces, PlanPlaces, PlanTiles, RawArguments, WIDE_DIM};
 use crate::attend::CallTables;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
@@ -28,7 +28,7 @@ const PIECE_KEYS: usize = 64;
 const LEFT_MAX: usize = 1 << 16;
 /// The bytes of `TilePieces` of the source, and of what a piece leaves.
 const TILE_PIECES_BYTES: usize = 16;
-const LEFT_BYTES: usize = ROWS * (DIM_MAX + 4) * 4;
+const LEFT_BYTES: usize = ROWS * (WIDE_DIM + 4) * 4;
 /// The warps of a block, and its threads.
 const WARPS: usize = 4;
 pub(crate) const THREADS: usize = 32 * WARPS;

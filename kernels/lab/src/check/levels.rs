@@ -40,7 +40,7 @@ const PIECES: usize = 3;
 const ROWS: usize = 16;
 /// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
-const DIMS: [usize; 2] = [64, 128];
+const DIMS: [usize; 3] = [64, 128, 256];
 /// The scales: that of head dim 64, and one of no head dim.
 const SCALES: [f32; 2] = [0.125, 0.3];
 /// The most that weights may be off by: their rounding to 8 bits, and that of exponents up to some hundreds.
@@ -250,7 +250,7 @@ fn near(got: f32, want: f64, allowed: f64) -> bool {
     (f64::from(got) - want).abs() <= allowed
 }
 
-/// Checks climbs in every shape, of both head dims and formats, and codes at far levels. Returns one of each that is
+/// Checks climbs in every shape, of all head dims and both formats, and codes at far levels. Returns one of each that is
 /// wrong.
 pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let mut found = check_far_codes(gpu)?;

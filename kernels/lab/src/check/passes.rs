@@ -3,8 +3,8 @@
 //! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
 
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DqOrder};
-use seamproof_kernels::forward::{DIM_MAX, TileShape};
+use seamproof_kernels::backward::{BackwardMode, DIM_MAX, DqOrder};
+use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
@@ -160,10 +160,15 @@ impl<'g> ReadyPasses<'g> {
         Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 
-    /// Launches both passes.
+    /// Launches both passes, or the forward alone where no backward on tensor cores takes the head dims.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
         let ReadyPasses { gpu, problem, tensors, launches } = self;
-        launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
+        let forward = tensors.forward.forward(problem);
+        let is_wide = dims(problem).into_iter().any(|dim| dim > DIM_MAX);
+        match launches.kernels {
+            Kernels::Tuned(..) if is_wide => launches.forward(gpu, &forward),
+            _ => launches.launch(gpu, (&forward, &tensors.backward(problem))),
+        }
     }
 
     /// Returns what `launch` writes, and what it leaves, by the names of results.
@@ -236,8 +241,8 @@ const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
-/// The head dims: of both sizes, and one whose rows threads bring.
-pub(super) const DIMS: [usize; 3] = [64, 128, 20];
+/// The head dims: of both sizes, one whose rows threads bring, and two that are over the backward's.
+pub(super) const DIMS: [usize; 5] = [64, 128, 20, 256, 130];
 pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];

@@ -173,8 +173,4 @@ pub(super) const WALK_FAULTS: &[SourceFault] = faults! { WALKING_BY_TURNS;
         "const int opens = goes_up<SHORT>(a, tile.head) ? tile.end - high : low - tile.first;"
             => "const int opens = tile.end - high;",
         READS;
-    "closed-by-walks-down-alone", WrongSeam, ("which tile of keys adds last, by a bound that is off", "https://github.com/Dao-AILab/flash-attention/pull/2549"), "backward.cu",
-        "const int closes = goes_up<SHORT>(a, tile.head) ? tile.end - low : high - tile.first;"
-            => "const int closes = high - tile.first;",
-        SPREADS;
 };

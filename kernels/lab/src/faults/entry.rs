@@ -92,6 +92,8 @@ pub enum Launched {
     Attention(AttentionKernels),
     /// The same, with one block for each launch of attention on tensor cores.
     InOneBlock(AttentionKernels),
+    /// The forward with head dims over 128.
+    Widest,
     /// The backward's long form with over 64 lanes, its tiles of keys walking over query rows as named.
     Walking(Walks),
     /// The forward in FP8.
@@ -186,6 +188,8 @@ pub(super) use faults;
 pub(super) const SIMPLE: Launched = Launched::Attention(AttentionKernels::Simple);
 /// Faults of the kernels on tensor cores show in the forward's long shape, some in that alone.
 pub(super) const TUNED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Long));
+/// Faults of lanes past the 128th show where there are such.
+pub(super) const WIDEST: Launched = Launched::Widest;
 /// Faults of tiles with rows of several heads show in the middle shape, as in the long one.
 pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Middle));
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.

@@ -2,7 +2,7 @@
 
 use super::entry::{
     BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SPREADS, SourceEdit, SourceFault, TE_1230,
-    TUNED, VALUES, WRITES, faults,
+    TUNED, VALUES, WIDEST, WRITES, faults,
 };
 
 /// The faults of every tile.
@@ -223,4 +223,20 @@ pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
         "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"
             => "kept(threadIdx.x)",
         FORGETS;
+};
+
+/// The faults of lanes past the 128th.
+pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
+    "lanes-past-128-not-multiplied", WrongSeam, ("head dims are taken that the kernel cannot do", "https://github.com/NVIDIA/cudnn-frontend/issues/981"), "forward.cu",
+        "for (int step = 0; step < LANES / STEP; ++step) {"
+            => "for (int step = 0; step < (LANES < 128 ? LANES : 128) / STEP; ++step) {",
+        VALUES;
+    "lanes-past-128-not-brought", WrongSeam, ("the kernel for head dims of 256 misreads views", "https://github.com/Dao-AILab/flash-attention/issues/2541"), "forward.cu",
+        "? from.dim - 8 * eighth : 0;"
+            => "? min(from.dim, 128) - 8 * eighth : 0;",
+        VALUES;
+    "tail-of-values-past-128-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
+        "const int count = (C::KEYS - valid) * PANELS * 8;"
+            => "const int count = (C::KEYS - valid) * min(PANELS, 2) * 8;",
+        READS;
 };
