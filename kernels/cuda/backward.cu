@@ -42,20 +42,29 @@
 // backward_statistics.cuh, those that multiply in backward_consumer.cuh, the plan in backward_plan.cuh; here is what they have in
 // common.
 //
-// Instances: DIM (64 or 128: the largest head dim) and TYPE (BF16, FP16, or E4M3, see backward_codes.cuh); GENERAL (hopper.cuh).
+// With head dims over 128 both consumers have the same keys, 64 a tile, and the same scores, and each makes half of the lanes of
+// gradients.
+//
+// Instances: DIM (64, 128 or with GENERAL 256: the largest head dim) and TYPE (BF16, FP16, or E4M3, see backward_codes.cuh); GENERAL (hopper.cuh).
 // PLAN: with the planning kernel.
 #include "common.cuh"
 #include "codes.cuh"
 #include "hopper.cuh"
 
-constexpr int KEYS = 128, ROWS = 8192 / DIM;
+// Whether consumers share keys.
+constexpr bool SHARES_KEYS = DIM > 128;
+constexpr int KEYS = SHARES_KEYS ? 64 : 128, ROWS = 8192 / DIM;
+// The lanes of a row of dk and dv that a consumer makes.
+constexpr int GROUP_LANES = SHARES_KEYS ? DIM / 2 : DIM;
 constexpr int GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS_ALL = CONSUMERS + 128;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(128 * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS_ALL / 8 * 8 * THREADS_ALL,
               "more registers than the launch gives");
 constexpr int STAGES = 2, ADDERS = 2, TILES = 2;
 constexpr int ROW_BYTES = PANELS * 128;
-constexpr int KV_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES, DS_BYTES = KEYS * ROWS * ELEMENT;
+constexpr int KV_BYTES = KEYS * ROW_BYTES, Q_BYTES = ROWS * ROW_BYTES;
+// Of dS. Consumers that share keys have each its own, in rows of twice as many bytes.
+constexpr int DS_BYTES = KEYS * ROWS * ELEMENT * (SHARES_KEYS ? 4 : 1);
 // In FP8: the turned copies of a tile of K, and of Q and dout together, and a place for rows of dk and dv on their way out.
 constexpr int TURNED_K_BYTES = IS_FP8 ? KEYS * DIM : 0, TURNED_Q_BYTES = IS_FP8 ? 2 * ROWS * DIM : 0;
 constexpr int OUTWARD_BYTES = IS_FP8 ? CONSUMERS / 32 * 2048 : 0;

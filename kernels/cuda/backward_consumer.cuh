@@ -9,7 +9,7 @@ struct Seen {
 // Of the key of one half of a thread's rows; `first` is the tile's first row. In a general instance the segment's own bounds
 // say it.
 __device__ __forceinline__ Seen seen_by(const Sight& tile, const Widened& own, int half, int first) {
-    const u32 thread = kept(threadIdx.x);
+    const u32 thread = SHARES_KEYS ? kept(threadIdx.x) % 128 : kept(threadIdx.x);
     const int r = thread / 32 * 16 + thread % 32 / 4 + 8 * half, key = tile.key + r, last = tile.rows - 1;
     if (!IS_GENERAL) return {key - tile.hi - first, r < tile.real ? min(key - tile.lo, last) - first : -1};
     const int from = key < own.prefix ? 0 : key - own.hi, to = key < own.sink_tokens ? last : min(key - own.lo, last);
@@ -116,11 +116,11 @@ __device__ __forceinline__ void scores(float (&s)[ROWS / 2], u32 a, u32 b) {
     }
 }
 
-// d += p · b: 64 keys, lanes of a tile of query rows.
-__device__ __forceinline__ void values(float (&d)[DIM / 2], const u32 (&p)[ROWS / 4], u32 b) {
+// d += p · b: 64 keys, a group's lanes of a tile of query rows.
+__device__ __forceinline__ void values(float (&d)[GROUP_LANES / 2], const u32 (&p)[ROWS / 4], u32 b) {
 #pragma unroll
     for (int step = 0; step < ROWS / 16; ++step)
-        value_step<DIM>(d, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b + step * (2048 >> 4));
+        value_step<GROUP_LANES>(d, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b + step * (2048 >> 4));
 }
 
 // dq = dsᵀᵀ · k: a panel of query rows, a panel of lanes, all keys.
@@ -128,6 +128,14 @@ __device__ __forceinline__ void queries(float (&dq)[32], u32 ds, u32 k) {
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step)
         gradient_step(dq, ds + step * (2048 >> 4), k + step * (2048 >> 4), step > 0);
+}
+
+// dqᵀ = kᵀ · dsᵀ: a panel of lanes, 32 query rows, all keys. In 16 of dq from number FIRST on.
+template <int FIRST>
+__device__ __forceinline__ void turned_queries(float (&dq)[32], u32 k, u32 ds) {
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step)
+        turned_step<FIRST>(dq, k + step * (2048 >> 4), ds + step * (2048 >> 4), step > 0);
 }
 
 // Rows `valid` to `rows` of a tile become zero: what they are multiplied with is, but 0 · NaN is not. Made by all consumers.
@@ -192,10 +200,14 @@ __device__ __forceinline__ bool is_blind(const Sight& tile, int first, u32 group
     return end <= from || last + tile.hi < tile.key + from || first + tile.lo >= tile.key + end;
 }
 
-// dQ = dS K: the group's rows, or its lanes.
+// dQ = dS K: the group's rows, or its lanes, in one panel or, with 32 query rows, in two, turned.
 __device__ __forceinline__ void begin_queries(const Shared& shared, u32 stage, u32 group, float (&dq)[32]) {
     const u32 panel = group * KEYS * 128, at = shared.ds(stage);
-    if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
+    if constexpr (SHARES_KEYS) {
+        const u32 k = shared.k() + 2 * panel, own = at + panel;
+        turned_queries<0>(dq, descriptor(k, 0), descriptor(own, 0));
+        turned_queries<16>(dq, descriptor(k + KEYS * 128, 0), descriptor(own, 0));
+    } else if constexpr (PANELS > 1) queries(dq, descriptor(at, 0), descriptor(shared.k() + panel, 0));
     else queries(dq, descriptor(at + panel, 0), descriptor(shared.k(), 0));
     wgmma_commit();
 }
@@ -238,7 +250,14 @@ __device__ __forceinline__ bool pass_queries(
         }
         // A general instance, which is in step, takes dS's place of the next turn: it has no registers for the wait for the warp's sums.
         const u32 place = IS_GENERAL ? shared.ds(turn + 1) + kept(threadIdx.x) / 32 * 2048 : own;
-        store(a.dq, a, rows_of_turn(a, tile, t, member), place, dq, factor_of_queries(a, tile), a.dim);
+        const Rows rows = rows_of_turn(a, tile, t, member);
+        if constexpr (SHARES_KEYS) {
+            const int lane = group * GROUP_LANES;
+            store_turned<0>(a.dq, a, rows, place, dq, lane, a.scale, a.dim);
+            store_turned<16>(a.dq, a, rows, place, dq, lane + 64, a.scale, a.dim);
+        } else {
+            store(a.dq, a, rows, place, dq, factor_of_queries(a, tile), a.dim);
+        }
     } else {
         store_sums(own, dq);
         if (DEFERS) return true;
@@ -310,7 +329,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
     Ring<TILES> tiles;
     // Of Q and dout; its turns are those of dS and dQ too.
     Ring<STAGES> ring;
-    float dk[DIM / 2], dv[DIM / 2];
+    float dk[GROUP_LANES / 2], dv[GROUP_LANES / 2];
     for (;;) {
         const Shared shared = all.again();
         barrier_wait(shared.kv_full(tiles.stage()), tiles.parity());
@@ -318,7 +337,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
         const Tile tile = get_tile(at);
         if (tile.first < 0) return;
 #pragma unroll
-        for (int i = 0; i < DIM / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
+        for (int i = 0; i < GROUP_LANES / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
         if (tile.first < tile.end && tile.real < KEYS) {
             clear_rows(shared.k(), tile.real, KEYS);
             shared_stores_done();
@@ -377,17 +396,19 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
                     continue;
                 }
             }
+            // Where the group's keys begin in K and V, and its lanes in Q and dout.
+            const u32 keys_at = SHARES_KEYS ? 0 : group * 64 * 128, lanes_at = SHARES_KEYS ? group * 2 * ROWS * 128 : 0;
             float s[ROWS / 2], dp[ROWS / 2];
             u32 p[ROWS / 4], ds[ROWS / 4];
             auto start_dp = [&]() {
-                scores(dp, descriptor(shared.v() + group * 64 * 128, 0), descriptor(shared.dout(stage), 0));
+                scores(dp, descriptor(shared.v() + keys_at, 0), descriptor(shared.dout(stage), 0));
                 wgmma_commit();
             };
             auto start_dv = [&]() {
                 hold(p);
                 hold(dv);
                 wgmma_fence();
-                values(dv, p, descriptor(shared.dout(stage), ROWS * 128));
+                values(dv, p, descriptor(shared.dout(stage) + lanes_at, ROWS * 128));
                 wgmma_commit();
             };
             // Before products, which keep shared memory busy.
@@ -396,7 +417,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             hold(s);
             if constexpr (!IS_GENERAL) hold(dp);
             wgmma_fence();
-            scores(s, descriptor(shared.k() + group * 64 * 128, 0), descriptor(shared.q(stage), 0));
+            scores(s, descriptor(shared.k() + keys_at, 0), descriptor(shared.q(stage), 0));
             wgmma_commit();
             if (pending) hand_queries(shared, group, ring.turns - 1 - LATE);
             if constexpr (!IS_GENERAL) {
@@ -457,7 +478,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared& all) {
             wgmma_fence();
             // Of the turn before where dQ is late: in a walk's first turn nobody asks for it.
             begin_queries(shared, stage ^ LATE, group, dq);
-            values(dk, ds, descriptor(shared.q(stage), ROWS * 128));
+            values(dk, ds, descriptor(shared.q(stage) + lanes_at, ROWS * 128));
             wgmma_commit();
             wgmma_wait<1>();
             hold(dq);

@@ -15,8 +15,9 @@ struct PlanArgs {
     int run_count;
     int q_step;
     int kv_step;
-    // Query rows of a tile.
+    // Query rows of a tile, and its keys, as a power of two.
     int tile_rows;
+    int tile_keys_log2;
     // Tiles that the plan has room for.
     int q_capacity;
     int kv_capacity;
@@ -37,11 +38,15 @@ struct Cut {
 
 __device__ __forceinline__ int keys_of(const PlanArgs& a, int r) { return span_of(a.runs, r, a.run_count, a.kv_rows); }
 
+__device__ __forceinline__ u32 tiles_of_keys(const PlanArgs& a, u32 keys) {
+    return keys + (1u << a.tile_keys_log2) - 1 >> a.tile_keys_log2;
+}
+
 __device__ __forceinline__ Cut cut_of(const PlanArgs& a, int s) {
     const QuerySegment& segment = a.segments[s];
     const int span = span_of(a.segments, s, a.segment_count, a.q_rows);
     u32 keys = 0;
-    for (int r = 0; r < (int)segment.runs; ++r) keys += (keys_of(a, segment.first_run + r) + KEYS - 1) / KEYS;
+    for (int r = 0; r < (int)segment.runs; ++r) keys += tiles_of_keys(a, keys_of(a, segment.first_run + r));
     return {segment.q_len, {(u32)(span + a.tile_rows - 1) / a.tile_rows, keys}, span};
 }
 
@@ -66,7 +71,7 @@ __device__ __forceinline__ void put_segment(const PlanArgs& a, int s, const Cut&
             (int)(run.offset / a.kv_step), (int)(run.offset % a.kv_step), (int)run.first_key, (int)run.len, span, before,
         };
         together = together && (run.len == 0 || real == before);
-        before += (span + KEYS - 1) / KEYS, real += (u32)(run.len + KEYS - 1) / KEYS;
+        before += tiles_of_keys(a, span), real += tiles_of_keys(a, (u32)run.len);
         planned.keys = (int)(run.first_key + run.len);
     }
     const Range seeing = rows_seeing(0, planned.keys, planned.lo, planned.hi, planned.len);

@@ -87,12 +87,12 @@ __device__ __forceinline__ u32 place_of_square(u32 at) {
     return at + row * 128 + (thread / 16 ^ row % 8) * 16;
 }
 
-// Puts 16 rows of 64 lanes so.
+// Puts 16 rows of 64 lanes so, or of as many as there are.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void put_rows(u32 at, const u32 (&pairs)[COUNT]) {
     const u32 place = place_of_square(at);
 #pragma unroll
-    for (int i = FIRST; i < FIRST + 16; i += 4)
+    for (int i = FIRST; i < (COUNT < 16 ? COUNT : FIRST + 16); i += 4)
         put_square_if(true, place, (i - FIRST) * 4, pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
 }
 
@@ -143,6 +143,18 @@ __device__ __forceinline__ void store_panel(
     __syncwarp();
 }
 
+// Writes eight lanes of a row, or adds them to what is there where that is asked for.
+__device__ __forceinline__ void put_lanes(
+    const View& view, const Args& a, const Rows& rows, int row, int column, float (&value)[8], int dim
+) {
+    if (row >= rows.real) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) value[i] = 0.0f;
+    }
+    const i64 place = place_of(view, (i64)rows.step * (rows.index + row) + rows.phase, rows.head);
+    if (is_written(a, rows, row) && column < dim) put_eight(a, view, place + column, value, a.accumulate, dim - column);
+}
+
 // Writes 32 lanes of accumulators, from pair FIRST on, in any format, and adds them to what is there where that is asked for:
 // as f32 through the same place.
 template <int FIRST, int COUNT>
@@ -167,13 +179,7 @@ __device__ __forceinline__ void store_lanes(
         const u32 from = at + r * 128 + (lane % 4 ^ r % 4) * 32;
         const float4 low = get_four(from), high = get_four(from + 16);
         float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        const int row = corner.row + r;
-        if (row >= rows.real) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) value[i] = 0.0f;
-        }
-        const i64 place = place_of(view, (i64)rows.step * (rows.index + row) + rows.phase, rows.head);
-        if (is_written(a, rows, row) && column < dim) put_eight(a, view, place + column, value, a.accumulate, dim - column);
+        put_lanes(view, a, rows, corner.row + r, column, value, dim);
     }
     __syncwarp();
 }
@@ -194,6 +200,27 @@ __device__ __forceinline__ void store(
             store_lanes<48>(view, a, rows, own, d, factor, dim);
         }
     }
+}
+
+// Writes accumulators whose rows are lanes, 16 of 64 a warp, and whose columns are 32 rows of the tensor, and adds them to what is
+// there where that is asked for: through the same place, a row a thread. `lane`: the first of the 64. From number FIRST on.
+template <int FIRST>
+__device__ __forceinline__ void store_turned(
+    const View& view, const Args& a, const Rows& rows, u32 at, const float (&d)[32], int lane, float factor, int dim
+) {
+    const u32 thread = kept(threadIdx.x) % 128, row = thread % 32;
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+        put_one(at + (i / 4 * 8 + row % 4 * 2 + i % 2) * 64 + (row / 4 + i / 2 % 2 * 8) * 4, d[FIRST + i] * factor);
+    __syncwarp();
+#pragma unroll 1
+    for (int eighth = 0; eighth < 2; ++eighth) {
+        const u32 from = at + row * 64 + eighth * 32;
+        const float4 low = get_four(from), high = get_four(from + 16);
+        float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        put_lanes(view, a, rows, row, lane + (int)(thread / 32) * 16 + eighth * 8, value, dim);
+    }
+    __syncwarp();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -255,9 +282,9 @@ __device__ __forceinline__ void put_statistics(const Args& a, const Rows& rows, 
             d = product_of_elements(a, (i64)rows.step * (rows.index + row) + rows.phase, rows.head, column);
         }
         // In the order of `make_d`: a row's D has the same bits in both forms.
-        constexpr int STEPS[] = {4, DIM > 64 ? 8 : 2, 1, 2};
+        constexpr int STEPS[] = {4, DIM > 64 ? 8 : 2, 1, 2, 16}, COUNT_OF_STEPS = DIM == 64 ? 3 : DIM == 128 ? 4 : 5;
 #pragma unroll
-        for (int step = 0; step < 2 + DIM / 64; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
+        for (int step = 0; step < COUNT_OF_STEPS; ++step) d += __shfl_xor_sync(FULL, d, STEPS[step]);
         if (column != 0) continue;
         statistics[row] = level_of(lse_if(real, lse[i]));
         statistics[ROWS + row] = d * factor;

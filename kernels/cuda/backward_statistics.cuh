@@ -89,12 +89,14 @@ __device__ __forceinline__ void bring_rows(const Args& a, const Shared& shared, 
 __device__ __forceinline__ void fetch_statistics(const Args& a, const Shared& shared, const Ring<STAGES>& ring, i64 part) {
     const float* const from = a.statistics + part * STATISTICS + threadIdx.x % 32 * 4;
     while (load_acquire(a.described + part) == 0) {}
-    float4 four[STATISTICS / 128];
+    // Some, where there is no short form.
+    constexpr int COUNT = STATISTICS < 128 ? 1 : STATISTICS / 128;
+    float4 four[COUNT];
 #pragma unroll
-    for (int i = 0; i < STATISTICS / 128; ++i) four[i] = *(const float4*)(from + 128 * i);
+    for (int i = 0; i < COUNT; ++i) four[i] = *(const float4*)(from + 128 * i);
     barrier_wait(shared.q_empty(ring.stage()), ring.parity() ^ 1);
 #pragma unroll
-    for (int i = 0; i < STATISTICS / 128; ++i)
+    for (int i = 0; i < COUNT; ++i)
         put_four(shared.statistics(ring.stage()) + threadIdx.x % 32 * 16 + 512 * i, four[i]);
 }
 

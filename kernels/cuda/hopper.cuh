@@ -319,6 +319,13 @@ __device__ __forceinline__ void gradient_step(float (&d)[32], u32 a, u32 b, int 
     WGMMA("m64n64" TYPES, NAMES_32, BINDS_32, "mov.b64 da, {%32, 0x40000040};\n", "da", "33", "34", "1, 1, 1, 1", "r"(a));
 }
 
+// The same with 32 lanes of b, in 16 of d from number FIRST on.
+template <int FIRST>
+__device__ __forceinline__ void turned_step(float (&d)[32], u32 a, u32 b, int add) {
+#define BINDS_FROM EIGHT(d, FIRST), EIGHT(d, FIRST + 8)
+    WGMMA("m64n32" TYPES, NAMES_16, BINDS_FROM, "mov.b64 da, {%16, 0x40000040};\n", "da", "17", "18", "1, 1, 1, 1", "r"(a));
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>

@@ -8,14 +8,17 @@
 use seamproof_oracle::Format;
 
 use crate::attend::{BackwardTensors, CallTables, WeightFormats};
-use crate::backward::{self, BackwardMode, Bucket, Form, Prepared};
+use crate::backward::{BackwardMode, Bucket, Form, Prepared};
 use crate::error::KernelError;
-use crate::forward::{ALIGNMENT, ROWS_MAX, elements, tensor_maps};
+use crate::forward::{ALIGNMENT, ROWS_MAX, WIDE_DIM, elements, tensor_maps};
 use crate::forward_fp8;
 use crate::gpu::{Gpu, TensorMap};
 use crate::memory::Area;
 use crate::tables::on_bytes;
 use crate::view::{View, number_of_codes};
+
+/// The largest head dimension.
+pub const DIM_MAX: usize = WIDE_DIM;
 
 /// The tensors of a backward in FP8.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +46,7 @@ pub fn refusal(
         (call.owned.into_iter().any(|rows| rows >= ROWS_MAX), "too many owned rows or keys".to_owned()),
     ];
     let refused = reasons.into_iter().find_map(|(refused, what)| refused.then_some(what));
-    refused.or_else(|| forward_fp8::refusal_of_any_step(call, out, dims, backward::DIM_MAX))
+    refused.or_else(|| forward_fp8::refusal_of_any_step(call, out, dims, DIM_MAX))
 }
 
 impl CallTables {

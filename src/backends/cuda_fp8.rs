@@ -9,8 +9,8 @@
 
 use std::num::NonZeroUsize;
 
-use seamproof_kernels::backward;
 use seamproof_kernels::backward::DqOrder;
+use seamproof_kernels::backward_fp8;
 use seamproof_kernels::device;
 use seamproof_kernels::forward_fp8::{self, DIM_MULTIPLE, Fp8Shape};
 use seamproof_oracle::envelope::Partition;
@@ -167,7 +167,7 @@ impl Backend for CudaFp8 {
     fn declaration(&self) -> Declaration {
         let mut declared = self.emulated().declaration();
         let table = &mut declared.table;
-        let dim_max = if self.backward { backward::DIM_MAX } else { forward_fp8::DIM_MAX };
+        let dim_max = if self.backward { backward_fp8::DIM_MAX } else { forward_fp8::DIM_MAX };
         let sizes = Sizes::multiples(DIM_MULTIPLE, dim_max, DIM_MULTIPLE);
         if let Ok(sizes) = sizes {
             table.dims.qk = sizes.clone();

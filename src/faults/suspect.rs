@@ -297,7 +297,7 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
         }
         // All other instances have another shape in its place.
         Launched::Attention(AttentionKernels::Of(TileShape::Paired)) => instance == Instance::Wide,
-        Launched::Widest => instance == Instance::Widest,
+        Launched::Widest => is_reached && instance == Instance::Widest,
         _ if instance == Instance::Widest => false,
         Launched::Walking(_) => {
             let walks = |sequence: &Sequence| sequence.q.len > WALKED && sequence.kv.len > WALKED;

@@ -1,15 +1,18 @@
 //! What depends on the largest head dim of a backward's instance: the rows of a tile, the parts of the workspace, and a
 //! block's shared memory.
 
-use super::DIM_MAX;
 use crate::attend::CallTables;
-use crate::forward::{ALIGNMENT, Instance, Tiled};
+use crate::forward::{ALIGNMENT, DIM_MAX, Instance, Tiled, WIDE_DIM};
 use crate::view::View;
 
 use super::walk::Form;
 
-/// The keys of a tile: `KEYS` of the source.
+/// The keys of a tile with head dims up to 128: `KEYS` of the source.
 pub(super) const KEYS: usize = 128;
+/// The keys of a tile with head dims over 128, which both consumers share.
+const SHARED_KEYS: usize = 64;
+/// The largest head dims of instances.
+const WIDTHS: [usize; 3] = [64, WIDE_DIM, DIM_MAX];
 /// The query rows times lanes of a tile whose f32 sums are kept: `SUMS` of the source.
 const SUMS: usize = 8192;
 /// The bytes of `Plan`, `PlannedSegment` and `PlannedRun` of the source.
@@ -40,8 +43,18 @@ impl Bucket {
 
     /// Returns the bucket in FP8 of these head dims.
     pub(crate) fn of_codes(dims: [usize; 2]) -> Bucket {
-        let narrow = dims.into_iter().all(|dim| dim <= 64);
-        Bucket { dim: if narrow { 64 } else { DIM_MAX }, codes: true }
+        let width = WIDTHS.into_iter().find(|width| dims.into_iter().all(|dim| dim <= *width));
+        Bucket { dim: width.unwrap_or(DIM_MAX), codes: true }
+    }
+
+    /// Returns whether both consumers have the same keys.
+    fn shares_keys(self) -> bool {
+        self.dim > WIDE_DIM
+    }
+
+    /// Returns the keys of a tile.
+    pub(crate) fn keys(self) -> usize {
+        if self.shares_keys() { SHARED_KEYS } else { KEYS }
     }
 
     /// Returns the query rows of a tile.
@@ -67,7 +80,10 @@ impl Bucket {
         }
         let queries = 2 * (2 * SUMS * 2 + self.rows() * 8);
         let out = if form == Form::Short { SUMS * 2 } else { 0 };
-        1024 + 1024 + 2 * KEYS * self.dim * 2 + queries + 2 * KEYS * self.rows() * 2 + SUMS * 4 + out
+        let keys = 2 * self.keys() * self.dim * 2;
+        // Each of two consumers that share keys has its own, in rows of twice as many bytes.
+        let ds = 2 * self.keys() * self.rows() * 2 * if self.shares_keys() { 4 } else { 1 };
+        1024 + 1024 + keys + queries + ds + SUMS * 4 + out
     }
 
     /// Returns the same in FP8, with turned copies and a place for rows on their way out.
@@ -80,7 +96,7 @@ impl Bucket {
     /// Returns the most tiles of query rows and of keys that a call's owned rows make, however they are dealt to
     /// segments and runs.
     pub(crate) fn capacities(self, call: &CallTables) -> [usize; 2] {
-        [call.owned[0] / self.rows() + call.segments, call.owned[1] / KEYS + call.runs]
+        [call.owned[0] / self.rows() + call.segments, call.owned[1] / self.keys() + call.runs]
     }
 
     /// Returns where the workspace's parts begin, in the order that [`PARTS`] tells, and where it ends.
@@ -116,7 +132,7 @@ impl Bucket {
 
     /// Returns q, k, v and dout in the boxes in which they come to shared memory.
     pub(crate) fn tiled<'a>(self, call: &CallTables, [q, k, v, dout]: [&'a View<'a>; 4]) -> [Tiled<'a>; 4] {
-        let ([q_step, kv_step], [q_box, kv_box]) = (steps(call), [[1, self.rows()], [1, KEYS]]);
+        let ([q_step, kv_step], [q_box, kv_box]) = (steps(call), [[1, self.rows()], [1, self.keys()]]);
         [
             ("q", q, q_step, q_box),
             ("k", k, kv_step, kv_box),
@@ -138,7 +154,7 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 
 impl CallTables {
     /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
-    /// Others take as many as with head dims of [`DIM_MAX`](super::DIM_MAX). It is linear in rows and heads.
+    /// Others take as many as with head dims of 128 at least. It is linear in rows and heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(Instance::of(self, dims)).workspace_bytes(self, [heads, 0])
     }
@@ -180,7 +196,7 @@ pub(super) mod tests {
             let [q_tiles, kv_tiles] = bucket.capacities(&ragged);
             let tiles =
                 |rows: usize| [1_usize, 131, 64].map(|span| span.div_ceil(rows)).iter().sum::<usize>();
-            assert!(q_tiles >= tiles(bucket.rows()) && kv_tiles >= tiles(KEYS));
+            assert!(q_tiles >= tiles(bucket.rows()) && kv_tiles >= tiles(bucket.keys()));
             assert!(layout[6] - layout[5] >= q_tiles * 5 * SUMS * 4);
         }
     }

@@ -23,21 +23,19 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 use crate::attend::{BackwardTensors, CallTables, RawSegments, WeightFormats};
 use crate::device::TileLaunch;
 use crate::error::KernelError;
-use crate::forward::{
-    self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, WIDE_DIM, elements, tensor_maps,
-};
+use crate::forward::{self, ALIGNMENT, AttentionKernels, ForwardOperands, Instance, elements, tensor_maps};
 use crate::gpu::{Gpu, Launch, TensorMap};
 use crate::memory::{Area, Argument};
 use crate::tables::on_bytes;
 use crate::view::{RawElements, RawView, View};
 
-use bucket::{KEYS, PARTS, PLACES, steps};
+use bucket::{PARTS, PLACES, steps};
 use walk::{Route, heads_together};
 
 /// The threads of the kernel on rows, and of the kernel on tiles.
 const ROW_THREADS: usize = 256;
 /// The largest head dimension.
-pub const DIM_MAX: usize = WIDE_DIM;
+pub const DIM_MAX: usize = forward::DIM_MAX;
 pub(crate) const TILE_THREADS: usize = 384;
 
 /// The order in which dq is summed.
@@ -169,6 +167,7 @@ struct RawPlan {
     q_step: i32,
     kv_step: i32,
     tile_rows: i32,
+    tile_keys_log2: i32,
     q_capacity: i32,
     kv_capacity: i32,
 }
@@ -179,22 +178,23 @@ unsafe impl Argument for RawPlan {}
 /// `dims` are those of keys and of values.
 pub(crate) fn launch(call: &AttentionCall, [heads, kv_heads]: [usize; 2], dims: [usize; 2]) -> TileLaunch {
     let runs = call.segments.iter().flat_map(|segment| &segment.kv);
-    let items = kv_heads * runs.map(|run| run.len.div_ceil(KEYS)).sum::<usize>();
-    let rows = Bucket::of_codes(dims).rows();
-    let tiles = call.segments.iter().map(|segment| most_tiles(segment, rows)).max().unwrap_or(0);
+    let bucket = Bucket::of_codes(dims);
+    let items = kv_heads * runs.map(|run| run.len.div_ceil(bucket.keys())).sum::<usize>();
+    let tiles = call.segments.iter().map(|segment| most_tiles(segment, bucket)).max().unwrap_or(0);
     let turns = tiles * (heads / kv_heads.max(1));
     TileLaunch { items, cluster: 1, teams: 1, segments: call.segments.len(), turns }
 }
 
-/// Returns the most tiles of so many query rows of which some see a key of one tile, by the band alone.
-fn most_tiles(segment: &Segment, rows: usize) -> usize {
+/// Returns the most tiles of query rows of which some see a key of one tile, by the band alone.
+fn most_tiles(segment: &Segment, bucket: Bucket) -> usize {
+    let (rows, keys) = (bucket.rows(), bucket.keys());
     let [lo, hi] = [segment.lo.unwrap_or(i64::MIN), segment.hi.unwrap_or(i64::MAX)];
     let mut before = 0;
     let mut most = 0;
     for run in &segment.kv {
-        for first in (0..run.len).step_by(KEYS) {
+        for first in (0..run.len).step_by(keys) {
             let key = (before + first) as i64;
-            let behind = key + KEYS.min(run.len - first) as i64;
+            let behind = key + keys.min(run.len - first) as i64;
             // Row r sees keys r + lo to r + hi.
             let from = key.saturating_sub(hi).max(0) as usize;
             let to = behind.saturating_sub(lo).clamp(0, segment.q.len as i64) as usize;
@@ -212,7 +212,7 @@ pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String>
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
-    forward::refusal_of_both(call, &forward, DIM_MAX)
+    forward::refusal_of_both(call, &forward)
         .or_else(|| refused(dout != q, &|| format!("dout in {dout} beside {q}")))
         .or_else(|| refused(ds != q, &|| format!("dS in {ds} beside {q}")))
         .or_else(|| {
@@ -279,7 +279,7 @@ impl Gpu {
         let rows = [q, k, v, dout, out, dq, dk, dv];
         let (instance, by_threads) = Instance::on(call, [dim, dim_v], rows);
         let bucket = Bucket::of(instance);
-        let route = self.route(call, how, [heads, kv_heads], (bucket, instance != Instance::General))?;
+        let route = self.route(call, how, [heads, kv_heads], (bucket, !instance.takes_all()))?;
         let fitting = Form::of(call, route.walks, out.format(), instance);
         let form = if how.walks.is_some() { Form::Tiles } else { fitting };
         // The other form does not use it.
@@ -421,6 +421,7 @@ fn raw_plan(call: &CallTables, tables: Area, bucket: Bucket, places: &[u64; PLAC
         q_step: q_step as i32,
         kv_step: kv_step as i32,
         tile_rows: bucket.rows() as i32,
+        tile_keys_log2: bucket.keys().ilog2() as i32,
         q_capacity: q_capacity as i32,
         kv_capacity: kv_capacity as i32,
     }
@@ -510,12 +511,12 @@ mod tests {
         let partial =
             BackwardOperands { forward: ForwardOperands { out: f32, ..OPERANDS.forward }, ..OPERANDS };
         assert_eq!(refusal(&taken, &partial), None, "an out that was merged in f32");
-        let wide = ForwardOperands { dims: [64, 136], ..OPERANDS.forward };
+        let wide = ForwardOperands { dims: [64, 264], ..OPERANDS.forward };
         let cases = [
             (BackwardOperands { dout: f32, ..OPERANDS }, "dout in f32"),
             (BackwardOperands { ds: fp16, ..OPERANDS }, "dS in fp16"),
             (BackwardOperands { gradients: [fp16, f32, f32], ..OPERANDS }, "dq, dk and dv in fp16"),
-            (BackwardOperands { forward: wide, ..OPERANDS }, "136"),
+            (BackwardOperands { forward: wide, ..OPERANDS }, "264"),
         ];
         for (operands, what) in cases {
             let said = refusal(&taken, &operands).unwrap_or_default();

@@ -191,7 +191,7 @@ impl Form {
         // The first rows see one tile of keys, so that all others begin later.
         let staggered = call.summary.first_seen <= KEYS;
         let short = walks == Walks::Up && call.mean_rows() <= SHORT_ROWS && (staggered || goes_around(call));
-        let served = instance != Instance::General && out != Format::F32;
+        let served = !instance.takes_all() && out != Format::F32;
         if served && (of_one_tile || short) { Form::Short } else { Form::Tiles }
     }
 }

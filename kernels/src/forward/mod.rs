@@ -31,7 +31,7 @@ pub(crate) use split::THREADS as SPLIT_THREADS;
 
 /// The largest head dimension.
 pub const DIM_MAX: usize = 256;
-/// The largest head dimension of every instance but the widest one, and of the backward.
+/// The largest head dimension of every instance but the widest one.
 pub(crate) const WIDE_DIM: usize = 128;
 /// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;
@@ -121,16 +121,11 @@ unsafe impl Argument for RawPlan {}
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let of_backward = call.has_bands_of_keys().then(|| "a prefix in a backward's tables".to_owned());
-    of_backward.or_else(|| refusal_of_both(call, operands, DIM_MAX))
+    of_backward.or_else(|| refusal_of_both(call, operands))
 }
 
-/// Returns what there is in a call that neither the forward takes nor the backward, of which this one takes head dims up to
-/// `dim_max`.
-pub(crate) fn refusal_of_both(
-    call: &CallTables,
-    operands: &ForwardOperands,
-    dim_max: usize,
-) -> Option<String> {
+/// Returns what there is in a call that neither the forward takes nor the backward.
+pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
@@ -139,7 +134,7 @@ pub(crate) fn refusal_of_both(
     .or_else(|| refused(p != q, &|| format!("P in {p} beside {q}")))
     .or_else(|| refused(out != q && out != Format::F32, &|| format!("out in {out} beside {q}")))
     .or_else(|| {
-        let served = |dim: usize| (1..=dim_max).contains(&dim);
+        let served = |dim: usize| (1..=DIM_MAX).contains(&dim);
         refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
     .or_else(|| refusal_of_numbers(call))

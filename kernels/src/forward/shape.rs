@@ -71,7 +71,7 @@ pub enum Instance {
     /// All calls with head dims up to 128: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and
     /// with rows that threads have to bring.
     General,
-    /// All forwards with head dims over 128.
+    /// All calls with head dims over 128.
     Widest,
 }
 
@@ -119,6 +119,11 @@ impl Instance {
         (Instance::of(call, dims).at(tensors), by_threads)
     }
 
+    /// Returns whether it takes all calls with head dims that it takes.
+    pub(crate) fn takes_all(self) -> bool {
+        matches!(self, Instance::General | Instance::Widest)
+    }
+
     /// Returns the largest head dim.
     pub fn dim(self) -> usize {
         match self {
@@ -131,8 +136,7 @@ impl Instance {
     /// Returns the end of its kernels' names, for q in a format.
     pub(crate) fn suffix(self, format: Format) -> String {
         let number = if format == Format::Bf16 { 1 } else { 2 };
-        let is_general = matches!(self, Instance::General | Instance::Widest);
-        let general = if is_general { "_general" } else { "" };
+        let general = if self.takes_all() { "_general" } else { "" };
         format!("{}_{number}{general}", self.dim())
     }
 }

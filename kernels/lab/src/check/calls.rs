@@ -8,7 +8,7 @@
 //! and give the same bits in all others.
 
 use seamproof_kernels::attend::{BackwardTensors, ForwardTensors, KEY_TILE, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DIM_MAX, DqOrder, Walks};
+use seamproof_kernels::backward::{BackwardMode, DqOrder, Walks};
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::memory::{Area, DeviceBuffer};
 use seamproof_kernels::view::View;
@@ -511,9 +511,7 @@ pub fn check_calls(gpu: &Gpu, calls: u64, seed: u64, enough: usize) -> Result<Ve
         let twin = drawn.twin(&inputs, &sink);
         let placed = Placed::new(gpu, &drawn, &inputs, &sink, &twin)?;
         let ways = [Way::Simple].into_iter().chain(drawn.page.map(Way::Paged));
-        let is_taken = drawn.dims.into_iter().all(|dim| dim <= DIM_MAX);
-        let backwards = modes().filter(|_| is_taken).map(Way::Backward);
-        let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(backwards);
+        let ways = ways.chain(TileShape::ALL.map(Way::Forward)).chain(modes().map(Way::Backward));
         for way in ways {
             if let Some(place) = placed.wrong(way, &twin)? {
                 let Case { call, dims, heads, format, .. } = &drawn;

@@ -3,7 +3,8 @@
 //! An *instance* is one of the kernels that a source is compiled to: of a shape, the largest head dim and a format.
 
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
-use seamproof_kernels::backward::{BackwardMode, DIM_MAX, DqOrder};
+use seamproof_kernels::backward::{BackwardMode, DqOrder};
+use seamproof_kernels::backward_fp8::DIM_MAX;
 use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
@@ -76,9 +77,9 @@ impl Launches {
         };
         let bytes = match kernels {
             Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads[0])],
-            // Tensors that do not lie on 16 bytes take the room of the largest head dims.
+            // Tensors that do not lie on 16 bytes take the room of head dims of 128 at least.
             Kernels::Tuned(shape, _) => {
-                let rooms = [dims, [DIM_MAX; 2]].map(|dims| call.workspace_bytes(heads[0], dims));
+                let rooms = [dims, [128; 2]].map(|dims| call.workspace_bytes(heads[0], dims));
                 [call.forward_bytes(shape, heads), rooms[0].max(rooms[1])]
             }
         };
@@ -160,15 +161,10 @@ impl<'g> ReadyPasses<'g> {
         Ok(ReadyPasses { gpu, problem, tensors: BackwardBuffers::new(gpu, problem, numbers)?, launches })
     }
 
-    /// Launches both passes, or the forward alone where no backward on tensor cores takes the head dims.
+    /// Launches both passes.
     pub(super) fn launch(&self) -> Result<(), KernelError> {
         let ReadyPasses { gpu, problem, tensors, launches } = self;
-        let forward = tensors.forward.forward(problem);
-        let is_wide = dims(problem).into_iter().any(|dim| dim > DIM_MAX);
-        match launches.kernels {
-            Kernels::Tuned(..) if is_wide => launches.forward(gpu, &forward),
-            _ => launches.launch(gpu, (&forward, &tensors.backward(problem))),
-        }
+        launches.launch(gpu, (&tensors.forward.forward(problem), &tensors.backward(problem)))
     }
 
     /// Returns what `launch` writes, and what it leaves, by the names of results.
@@ -241,7 +237,7 @@ const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
-/// The head dims: of both sizes, one whose rows threads bring, and two that are over the backward's.
+/// The head dims: of all sizes, and two whose rows threads bring.
 pub(super) const DIMS: [usize; 5] = [64, 128, 20, 256, 130];
 pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.

@@ -2,7 +2,7 @@
 
 use super::entry::{
     BugClass, BugSource, Detector, FORGETS, READS, SPREADS, SourceEdit, SourceFault, TE_1230, TUNED, VALUES,
-    WALKING_BY_TURNS, WRITES, faults,
+    WALKING_BY_TURNS, WIDEST, WRITES, faults,
 };
 
 /// NaN and infinities of padding rows in the gradients of real ones.
@@ -134,8 +134,8 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "const int phase = 0,",
         READS;
     "stale-stage-of-dout", WrongSeam, ("a stage's rows from the turn before", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
-        "values(dv, p, descriptor(shared.dout(stage), ROWS * 128));"
-            => "values(dv, p, descriptor(shared.dout(stage ^ 1), ROWS * 128));",
+        "values(dv, p, descriptor(shared.dout(stage) + lanes_at, ROWS * 128));"
+            => "values(dv, p, descriptor(shared.dout(stage ^ 1) + lanes_at, ROWS * 128));",
         READS;
     "second-group-adds-the-firsts-lanes", WrongSeam, ("half of dq twice", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "panel = group * KEYS * 128,"
@@ -173,4 +173,20 @@ pub(super) const WALK_FAULTS: &[SourceFault] = faults! { WALKING_BY_TURNS;
         "const int opens = goes_up<SHORT>(a, tile.head) ? tile.end - high : low - tile.first;"
             => "const int opens = tile.end - high;",
         READS;
+};
+
+/// The faults of consumers that share keys.
+pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
+    "both-consumers-make-the-firsts-lanes", WrongSeam, ("head dims are taken that the kernel cannot do", "https://github.com/NVIDIA/cudnn-frontend/issues/981"), "backward.cu",
+        "lanes_at = SHARES_KEYS ? group * 2 * ROWS * 128 : 0;"
+            => "lanes_at = 0;",
+        VALUES;
+    "turned-dq-of-the-first-panels-keys", WrongSeam, ("half of dq twice", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
+        "turned_queries<16>(dq, descriptor(k + KEYS * 128, 0), descriptor(own, 0));"
+            => "turned_queries<16>(dq, descriptor(k, 0), descriptor(own, 0));",
+        VALUES;
+    "turned-dq-of-the-next-rows", WrongSeam, ("statistics of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
+        "put_one(at + (i / 4 * 8 + row % 4 * 2 + i % 2) * 64"
+            => "put_one(at + (i / 4 * 8 + row % 4 * 2 + (i + 1) % 2) * 64",
+        FORGETS;
 };

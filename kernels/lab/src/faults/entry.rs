@@ -92,7 +92,7 @@ pub enum Launched {
     Attention(AttentionKernels),
     /// The same, with one block for each launch of attention on tensor cores.
     InOneBlock(AttentionKernels),
-    /// The forward with head dims over 128.
+    /// Attention with head dims over 128.
     Widest,
     /// The backward's long form with over 64 lanes, its tiles of keys walking over query rows as named.
     Walking(Walks),

@@ -35,6 +35,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
         backward::WALK_FAULTS,
+        backward::WIDEST_FAULTS,
         barriers::HELPER_BARRIER_FAULTS,
         barriers::SPLIT_BARRIER_FAULTS,
         barriers::BACKWARD_BARRIER_FAULTS,
