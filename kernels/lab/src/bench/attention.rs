@@ -51,10 +51,10 @@ impl<'a> AttentionBench<'a> {
         peer: Option<&'a str>,
     ) -> Result<AttentionBench<'a>, BenchError> {
         let cells = match subject {
-            BenchedPass::Forward(_) | BenchedPass::ForwardFp8(_) => {
+            BenchedPass::Forward(_) | BenchedPass::ForwardFp8(_) | BenchedPass::Backward => {
                 cells_and_wide(&tracks()?, [rows, columns])?
             }
-            BenchedPass::Backward | BenchedPass::BackwardFp8 => cells(&tracks()?, [rows, columns])?,
+            BenchedPass::BackwardFp8 => cells(&tracks()?, [rows, columns])?,
         };
         Ok(AttentionBench { subject, cells, peer })
     }

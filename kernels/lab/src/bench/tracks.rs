@@ -37,7 +37,7 @@ pub(super) const COLUMNS: [Column; 5] = [
     Column { name: "window-d128", heads: MHA, dim: 128, mask: WINDOW },
 ];
 
-/// A column that is measured where it is named. Forwards alone take its head dim.
+/// A column that is measured where it is named. The backward in FP8 does not take its head dim.
 const WIDE: Column = Column { name: "mha-d256", heads: Heads { q: 8, kv: 8 }, dim: 256, mask: Mask::CAUSAL };
 
 /// The tracks whose cells count as long: their ratios are averaged.
