@@ -546,7 +546,7 @@ mod tests {
     }
 
     /// Test that stored cases of documents, chunks, prefixes and sink tokens are among those that the subject takes, and
-    /// that those with rows of one step and head dims up to 128 go to tensor cores.
+    /// that those with rows of one step go to tensor cores.
     #[test]
     fn stored_masks_that_are_no_bands_are_taken() {
         let table = Cuda::default().declaration().table;

@@ -8,7 +8,6 @@
 use std::num::NonZeroUsize;
 
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
-use seamproof_kernels::forward::TileShape;
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::{Gpu, KernelError};
 use seamproof_oracle::{Format, Heads, Mask};
@@ -17,6 +16,7 @@ use seamproof_simulator::AttentionCall;
 use super::mismatch::Mismatch;
 use super::passes::{
     DIMS, FORMATS, FP8_DIMS, FP8_DOUT, Kernels, NamedBytes, ReadyCodes, ReadyPasses, SPLIT, few_rows, padded,
+    shapes,
 };
 use crate::ready::NormalNumbers;
 
@@ -45,7 +45,7 @@ pub fn check_few_blocks(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
             found.extend(differing(launch, &[], &format!("{format}, head dim {dim}, {heads:?}, few rows"))?);
             for (mask, may_go_around) in MASKS {
                 let problem = padded(&LENGTHS.repeat(TIMES), (format, dim, heads), mask)?;
-                for shape in TileShape::ALL {
+                for &shape in shapes(dim) {
                     for order in DqOrder::ALL {
                         let what =
                             format!("{format}, head dim {dim}, {heads:?}, {mask:?}, {shape:?}, {order:?}");

@@ -22,6 +22,7 @@ use seamproof_oracle::{
 
 use super::codes::check_far_codes;
 use super::mismatch::Mismatch;
+use super::passes::shapes;
 use crate::problem::{fields, legal};
 use crate::ready::forward_launcher;
 
@@ -260,7 +261,7 @@ pub fn check_levels(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
             for scale in SCALES {
                 for (keys, places) in PLACES {
                     let pack = Pack { reach, climbs: &climbs, keys, places, dim, scale };
-                    for shape in TileShape::ALL {
+                    for &shape in shapes(dim) {
                         found.extend(pack.wrong(gpu, shape)?);
                     }
                 }

@@ -243,6 +243,11 @@ pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];
 
+/// Returns the shapes that have kernels of their own for a head dim: over 128 there is one.
+pub(super) fn shapes(dim: usize) -> &'static [TileShape] {
+    if dim > 128 { &[TileShape::Long] } else { &TileShape::ALL }
+}
+
 /// The split shape.
 pub(super) const SPLIT: Kernels = Kernels::Tuned(TileShape::Split, BackwardMode::overwrite(DqOrder::Fixed));
 

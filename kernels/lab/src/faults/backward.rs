@@ -181,9 +181,9 @@ pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
         "lanes_at = SHARES_KEYS ? group * 2 * ROWS * 128 : 0;"
             => "lanes_at = 0;",
         VALUES;
-    "turned-dq-of-the-first-panels-keys", WrongSeam, ("half of dq twice", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
-        "turned_queries<16>(dq, descriptor(k + KEYS * 128, 0), descriptor(own, 0));"
-            => "turned_queries<16>(dq, descriptor(k, 0), descriptor(own, 0));",
+    "turned-dq-of-a-panel-twice", WrongSeam, ("half of dq twice", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
+        "const u32 k = shared.k() + 2 * panel,"
+            => "const u32 k = shared.k() + panel,",
         VALUES;
     "turned-dq-of-the-next-rows", WrongSeam, ("statistics of other rows", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "backward.cu",
         "put_one(at + (i / 4 * 8 + row % 4 * 2 + i % 2) * 64"
