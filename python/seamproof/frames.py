@@ -6,6 +6,7 @@ import io
 import json
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -170,12 +171,14 @@ def _widen_pipe(stream: Any) -> None:
 def duplicated_standard_streams() -> tuple[int, int]:
     """Moves standard input and output to new descriptors, which are returned.
 
-    Whatever prints afterwards prints to standard error, and whatever reads finds nothing: only frames may pass on the
-    two streams.
+    Whatever prints afterwards prints to standard error, line by line, as whoever looks for a bug wants to see it while
+    the kernel runs. Whatever reads finds nothing: only frames may pass on the two streams.
     """
     reader, writer = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     return reader, writer

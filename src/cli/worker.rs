@@ -33,6 +33,9 @@ pub(super) struct WorkerOptions {
     /// Longest time for the start of a worker [default: 2m, or as long as the subject declares]
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     start_deadline: Option<Duration>,
+    /// Write what subjects in workers print to stderr, as it comes
+    #[arg(long)]
+    prints: bool,
 }
 
 impl WorkerOptions {
@@ -47,6 +50,7 @@ impl WorkerOptions {
         let workers = self.workers.map(|count| count as usize);
         // A command does this once, before anything runs.
         let is_start_fixed = self.start_deadline.is_some();
-        worker::configure(Settings { workers, deadlines, is_start_fixed, ..usual });
+        let shows_prints = self.prints;
+        worker::configure(Settings { workers, deadlines, is_start_fixed, shows_prints, ..usual });
     }
 }

@@ -7,7 +7,7 @@
 //! the worker kills itself (see [`super::serve`]).
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,11 @@ impl Process {
         let missing = || io::Error::other("a pipe is missing");
         let stdin = child.stdin.take().ok_or_else(missing)?;
         let stdout = child.stdout.take().ok_or_else(missing)?;
-        let stderr = Tail::of(child.stderr.take().ok_or_else(missing)?, STDERR_MAX);
+        let pipe = child.stderr.take().ok_or_else(missing)?;
+        let stderr = match launch.shows_prints {
+            true => Tail::of(Shown(pipe), STDERR_MAX),
+            false => Tail::of(pipe, STDERR_MAX),
+        };
         // Without this, writing more than the pipe has room for would wait for the worker, whatever the deadline.
         ioctl_fionbio(&stdin, true)?;
         let group = Pid::from_child(&child);
@@ -180,6 +184,18 @@ fn cause_of(status: ExitStatus) -> Cause {
     match (status.signal(), status.code()) {
         (Some(signal), _) => Cause::Signal(signal),
         (None, code) => Cause::Exit(code.unwrap_or_default()),
+    }
+}
+
+/// A pipe of which everything that is read is written to stderr.
+struct Shown<R>(R);
+
+impl<R: Read> Read for Shown<R> {
+    fn read(&mut self, block: &mut [u8]) -> io::Result<usize> {
+        let count = self.0.read(block)?;
+        // Where stderr is gone, nobody looks, and the process must not wait for that.
+        let _ = io::stderr().write_all(&block[..count]);
+        Ok(count)
     }
 }
 

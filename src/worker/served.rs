@@ -51,6 +51,7 @@ impl WorkerCommand {
             program: self.program.clone().unwrap_or_else(|| settings.program.clone()),
             arguments: self.arguments.clone(),
             environment: self.environment.clone(),
+            shows_prints: settings.shows_prints,
         }
     }
 }

@@ -18,6 +18,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Variables of the program's environment beside those of this process.
     pub environment: Vec<(String, OsString)>,
+    /// Whether what the program writes to its stderr is written to that of this process, as it comes.
+    pub shows_prints: bool,
 }
 
 /// Settings of a pool.
@@ -33,6 +35,8 @@ pub struct Settings {
     pub is_start_fixed: bool,
     /// Number of runs of a worker between two sentinels.
     pub sentinel_every: u64,
+    /// Whether what workers and their subjects print is written to the stderr of this process, as it comes.
+    pub shows_prints: bool,
 }
 
 impl Default for Settings {
@@ -43,6 +47,7 @@ impl Default for Settings {
             deadlines: Deadlines::default(),
             is_start_fixed: false,
             sentinel_every: SENTINEL_EVERY,
+            shows_prints: false,
         }
     }
 }

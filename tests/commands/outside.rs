@@ -20,7 +20,7 @@ use seamproof_oracle::{Pass, Problem, ProblemFields, Run, Sequence};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{PROGRAM, at_once, code};
+use super::{PROGRAM, at_once, code, stderr};
 
 /// Longest time that anything here waits for.
 const WAIT: Duration = Duration::from_secs(60);
@@ -68,7 +68,11 @@ impl Place {
 
     /// Judges the small case on the mock.
     fn replayed(&self, fault: &str, more: &[&str]) -> Output {
-        let (case, mock) = (self.case(|_| {}), self.mock(fault, "others"));
+        self.replayed_when(fault, "others", more)
+    }
+
+    fn replayed_when(&self, fault: &str, when: &str, more: &[&str]) -> Output {
+        let (case, mock) = (self.case(|_| {}), self.mock(fault, when));
         self.run(&[&["replay", case, "--backend", &mock, "--workers", "1"], more].concat())
     }
 
@@ -135,6 +139,17 @@ fn a_right_worker_holds_in_a_campaign() {
             .find(|line| line.starts_with("device    0: ") && line.contains(" runs · python · python 3."));
         assert!(runs.is_some(), "{said}");
     });
+}
+
+/// Test that what a subject prints is shown where that is asked for, and nowhere else.
+#[test]
+fn prints_are_shown_where_they_are_asked_for() {
+    let place = Place::new();
+    for (option, shown) in [(&[][..], false), (&["--prints"], true)] {
+        let output = place.replayed_when("print", "always", option);
+        assert_eq!(code(&output), 0, "{}", said(&output));
+        assert_eq!(stderr(&output).contains("a kernel's compiler prints\n"), shown, "{}", said(&output));
+    }
 }
 
 /// Test that a campaign does not go on with another subject of the same name: one whose file was edited, or one of which
