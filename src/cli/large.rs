@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::exit::Exit;
-use super::options::{duration, random_seed, seed};
+use super::options::{duration, positive_duration, random_seed, seed};
 use super::output::{note, print_line};
 use super::run::stopped_by_signals;
 use super::{CliError, worker};
@@ -70,7 +70,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
     /// Begin no pack after this long [default: 60s, without --cases]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     time: Option<Duration>,
     /// Seed of all packs [default: random]
     #[arg(long, value_name = "S", value_parser = seed)]

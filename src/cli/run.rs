@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::exit::Exit;
 use super::open::open_page;
-use super::options::{BesideOptions, duration, random_seed, seed};
+use super::options::{BesideOptions, positive_duration, random_seed, seed};
 use super::output::{complain, leave_stdout, note, print_line, print_report};
 use super::{CliError, junit, progress, worker};
 use crate::backends::Identity;
@@ -57,7 +57,7 @@ pub(super) struct Args {
     /// are finished, and none begins that the time left clearly cannot hold. Ends early where each of the first
     /// 200 judged cases failed, the last 100 of them in no new way. Shrinking what was found may go on for as long
     /// as the cases had (10s to 2m), and scripts of findings in a Python file come behind that (up to 3m)
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     time: Option<Duration>,
     /// Seed of all cases: a number, 0x and hex digits, or a whole commit hash [default: random]
     #[arg(long, value_name = "S", value_parser = seed)]

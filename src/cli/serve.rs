@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::CliError;
 use super::exit::Exit;
-use super::options::{duration, positive_duration, random_seed, seed};
+use super::options::{positive_duration, random_seed, seed};
 use super::output::note;
 use super::run::stopped_by_signals;
 use crate::backends::{Called, WronglyCalled};
@@ -44,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", default_value = "called")]
     name: String,
     /// No case begins after this long [default: 60s, without --cases]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     budget: Option<Duration>,
     /// End after this many cases
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

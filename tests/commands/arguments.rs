@@ -142,13 +142,15 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(!stderr(&output).contains("panic"));
 }
 
-/// Test that a deadline of no time is refused. It would end everything, and the words would blame the subject.
+/// Test that a deadline of no time is refused, as is a campaign of none. It would end everything, and the words would blame
+/// the subject, or say that nothing was found.
 #[test]
 fn a_deadline_is_some_time() {
     let place = place();
-    for option in ["--deadline", "--start-deadline"] {
+    for option in ["--deadline", "--start-deadline", "--time"] {
         refuses(place.path(), &["run", "--cases", "1", option, "0s"], &[option, "use more than 0"]);
     }
+    refuses(place.path(), &["large", "--time", "0s"], &["--time", "use more than 0"]);
 }
 
 /// Test that a directory too high or too low is answered with the one to name.
