@@ -10,9 +10,9 @@
 //! of all kernels, and so change the maximum at least as often as any.
 //!
 //! A mask is bands at every launch: documents and chunks are segments of their own, and a prefix is two bands
-//! ([`CallTables`](seamproof_kernels::attend::CallTables)), whose backward goes to the simple kernels. A band may have
-//! sink tokens beside it, and then both passes go to the simple kernels. Keys in pages are read through a block table by
-//! the simple kernel, and through runs of rows by those on tensor cores. Each step of a problem is a launch of its own.
+//! ([`CallTables`](seamproof_kernels::attend::CallTables)). A band may have sink tokens beside it. Keys in pages are read
+//! through a block table by the simple kernel, and through runs of rows by those on tensor cores. Each step of a problem is
+//! a launch of its own.
 
 mod options;
 
@@ -25,7 +25,7 @@ use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{DqOrder, KEYS_BY_TURNS, Walks};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{self, DeviceOptions, TileLaunch, Workspace};
-use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward::{AttentionKernels, Instance};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::gpu::{self, Gpu, PLANNERS_LEAST};
 use seamproof_kernels::source::sources;
@@ -44,7 +44,7 @@ use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
     BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError,
-    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, SEVERAL_TURNS, SEVERAL_WIDE_TURNS, Way, Word,
+    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, SEVERAL_LATE_TURNS, SEVERAL_TURNS, Way, Word,
 };
 use seamproof_judge::subjects::{
     Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
@@ -511,9 +511,9 @@ impl Backend for Cuda {
         }
         if self.walks.is_some() && !turns.is_empty() {
             let several = turns.iter().any(|&turns| turns > 1);
-            let is_wide = problem.dims.qk.max(problem.dims.v) > 64;
+            let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
             ways.push(Way { name: SEVERAL_TURNS, taken: several });
-            ways.push(Way { name: SEVERAL_WIDE_TURNS, taken: several && is_wide });
+            ways.push(Way { name: SEVERAL_LATE_TURNS, taken: several && instance == Instance::Wide });
         }
         ways
     }

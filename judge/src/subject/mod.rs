@@ -27,7 +27,7 @@ pub use partials::{Partials, Stored};
 pub use promises::{
     BACKWARD_ON_TENSOR_CORES, FORWARD_ON_TENSOR_CORES, PaddingContract, PaddingInputs, PaddingOutputs,
     Promises, SEVERAL_FOR_A_PLANNER, SEVERAL_FOR_A_PLANNER_FP8, SEVERAL_IN_A_BLOCK, SEVERAL_IN_A_BLOCK_FP8,
-    SEVERAL_TURNS, SEVERAL_WIDE_TURNS, Way,
+    SEVERAL_LATE_TURNS, SEVERAL_TURNS, Way,
 };
 pub use seamproof_oracle::TensorName;
 pub use table::{

@@ -107,8 +107,8 @@ pub const BACKWARD_ON_TENSOR_CORES: Word = "backward on tensor cores";
 /// Way of a problem of which some backward launch on tensor cores has several turns for a tile of keys, where it has the
 /// long form by choice.
 pub const SEVERAL_TURNS: Word = "several turns in the long form";
-/// Way of such a problem with a head dim over 64.
-pub const SEVERAL_WIDE_TURNS: Word = "several turns in the long form, over 64 lanes";
+/// Way of such a problem whose kernel makes dq a turn late: with head dims from 65 to 128, not the general one.
+pub const SEVERAL_LATE_TURNS: Word = "several turns in the long form, dq a turn late";
 /// Way of a problem of which some launch on tensor cores has more tiles than its blocks take at once, where blocks are
 /// few by choice.
 pub const SEVERAL_IN_A_BLOCK: Word = "several tiles in a block";

@@ -172,12 +172,13 @@ pub(super) mod tests {
 
     pub(in super::super) const BUCKETS: [Bucket; 2] =
         [Bucket { dim: 64, codes: false }, Bucket { dim: 128, codes: false }];
+    const WIDEST: Bucket = Bucket { dim: 256, codes: false };
 
     /// Twice the tokens take twice the workspace, apart from a constant, at any length of the sequences.
     #[test]
     fn the_workspace_is_linear_in_rows() {
         let heads = 3;
-        for dims in [[64, 64], [128, 40]] {
+        for dims in [[64, 64], [128, 40], [40, 200]] {
             let of = |len: usize| call(&[(len, len)], None);
             let bytes = |len: usize| of(len).workspace_bytes(heads, dims);
             let [one, two, four] = [bytes(1 << 14), bytes(1 << 15), bytes(1 << 16)];
@@ -190,7 +191,7 @@ pub(super) mod tests {
     #[test]
     fn parts_of_the_workspace_are_aligned_and_hold_every_tile() {
         let ragged = call(&[(1, 1), (130, 131), (64, 64)], None);
-        for bucket in BUCKETS {
+        for bucket in BUCKETS.into_iter().chain([WIDEST]) {
             let layout = bucket.layout(&ragged, [5, 5]);
             assert!(layout.into_iter().all(|at| at.is_multiple_of(ALIGNMENT)));
             let [q_tiles, kv_tiles] = bucket.capacities(&ragged);
@@ -208,5 +209,9 @@ pub(super) mod tests {
             assert!(Form::ALL.into_iter().all(|form| bucket.shared_bytes(form) <= 232_448));
             assert!(Bucket { codes: true, ..bucket }.shared_bytes(Form::Tiles) <= 232_448);
         }
+        assert_eq!(
+            WIDEST.shared_bytes(Form::Tiles),
+            2048 + (32 + 32 + 4 * 16 + 2 * 16 + 32) * 1024 + 2 * 256
+        );
     }
 }

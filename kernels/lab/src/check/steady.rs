@@ -28,8 +28,10 @@ use super::mismatch::Mismatch;
 use crate::problem::{legal, packed};
 use crate::ready::{NormalNumbers, ReadyBackward};
 
-/// The head dims: one for each instance of the kernel.
-pub const STEADY_DIMS: [usize; 2] = [64, 128];
+/// The head dims: one for each size of the kernel.
+pub const STEADY_DIMS: [usize; 3] = [64, 128, 256];
+/// Those whose tiles have [`TILE`] keys.
+const DIMS: [usize; 2] = [64, 128];
 /// The masks, each with its name.
 pub const STEADY_MASKS: [(&str, Mask); 4] = [
     ("causal", Mask::CAUSAL),
@@ -198,7 +200,7 @@ const ACCUMULATED: [(SteadyPack, DqOrder, &[usize]); 6] = [
 pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
-    for dim in STEADY_DIMS {
+    for dim in DIMS {
         for (name, mask) in STEADY_MASKS {
             for (pack, order, lengths) in ACCUMULATED {
                 let problem = pack.padded(lengths, dim, mask)?;
@@ -227,7 +229,7 @@ pub fn accumulated(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
 pub fn direct(gpu: &Gpu) -> Result<Vec<Mismatch>, KernelError> {
     let numbers = NormalNumbers::new(gpu)?;
     let mut found = Vec::new();
-    for dim in STEADY_DIMS {
+    for dim in DIMS {
         for pack in STEADY_PACKS {
             found.extend(direct_of(gpu, &numbers, pack, dim)?);
         }

@@ -235,7 +235,7 @@ pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
         "? from.dim - 8 * eighth : 0;"
             => "? min(from.dim, 128) - 8 * eighth : 0;",
         VALUES;
-    "tail-of-values-past-128-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
+    "tail-of-wide-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
         "const int count = (C::KEYS - valid) * PANELS * 8;"
             => "const int count = (C::KEYS - valid) * min(PANELS, 2) * 8;",
         READS;
