@@ -2,8 +2,8 @@
 
     seamproof run --backend "exec:python3 -m seamproof.launched --ranks 4 python/examples/numpy_ring.py"
 
-With `fault=block` a block is taken for that of another rank. With `fault=late` the last rank keeps the gradients of its
-keys before they have come home. With `fault=silent` the last rank does not send on, with `fault=die` it ends, with
+With `fault=block` a block is taken for that of another rank. With `fault=late` the first rank, whose keys all others see,
+keeps the gradients of its keys before they have come home. With `fault=silent` the last rank does not send on, with `fault=die` it ends, with
 `fault=hang` it computes for ever.
 """
 
@@ -99,9 +99,9 @@ def backward(local, result, q, k, v, out, lse):
         dq += scale * np.einsum("hij,jhd->ihd", ds, keys)
         held[2] = dk + scale * np.einsum("hij,ihd->jhd", ds, q)
         held[3] = dv + np.einsum("hij,ihd->jhd", weights, dout)
-        if FAULT == "late" and local.rank == local.size - 1 and step == 0:
+        if FAULT == "late" and local.rank == 0 and step == 0:
             kept = held[2:]
-    if FAULT == "late" and local.rank == local.size - 1:
+    if FAULT == "late" and local.rank == 0:
         dk, dv = kept
     gradients = (dq, narrowed(local, dk), narrowed(local, dv))
     result.dq, result.dk, result.dv = (gradient.astype(np.float32) for gradient in gradients)

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -758,3 +759,26 @@ def test_the_ring_of_the_page_about_a_wrong_gradient(tmp_path, judged, late, cod
     got, said = judged(tmp_path / "run")
     assert got == code, said
     assert late is None or f"rank {late} holds it" in said
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"scale": float("nan")}, "scale=nan is no positive number"),
+        ({"softcap": -1.0}, "softcap=-1.0 is no positive number"),
+        ({"window": (3,)}, "no pair of whole numbers"),
+        ({"cu_seqlens_q": [], "cu_seqlens_kv": []}, "cu_seqlens_q is empty"),
+        ({"cu_seqlens_q": [0, 1.5, 6]}, "cu_seqlens_q has 1.5"),
+        ({"cu_seqlens_q": [0, float("nan"), 6]}, "cu_seqlens_q has nan"),
+        ({"cu_seqlens_q": [0, 5, 3]}, "cu_seqlens_q has 3 behind 5"),
+        ({"cu_seqlens_q": [-1, 5, 6]}, "cu_seqlens_q has -1 behind 0"),
+        ({"cu_seqlens_q": [0, 6, 7]}, "ends at 7, and all ranks together have 6 rows"),
+    ],
+)
+def test_what_no_call_can_say_is_refused_before_anything_is_written(tmp_path, given, words):
+    q, k, v = (np.zeros((6, 1, 8), np.float32) for _ in range(3))
+    whole = {"cu_seqlens_q": [0, 6], "cu_seqlens_kv": [0, 6], **given}
+    with pytest.raises(DeclarationError, match=re.escape(words)):
+        with seamproof.record(tmp_path / "run", causal=True, **whole) as rec:
+            rec(lambda q, k, v: q)(q, k, v)
+    assert not (tmp_path / "run").exists()

@@ -23,6 +23,12 @@ pub enum RecordingError {
         /// Error of the file system.
         source: io::Error,
     },
+    /// A file in the place of a directory.
+    #[error("{}: is a file; name the directory that {MANIFEST} lies in", path.display())]
+    NoDirectory {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// A directory that has no manifest.
     #[error("{}: holds no {MANIFEST}, which a recorder writes last: this is no recording, or it was never finished", path.display())]
     Unfinished {
@@ -143,6 +149,21 @@ pub enum Fault {
         got: String,
         /// Types that it may have.
         expected: String,
+    },
+    /// A real row that holds no number, from which no answer follows.
+    #[error(
+        "holds {got} in row {row}, which is row {position} of sequence {sequence}: it was there before attention, and \
+         no result of such a row can be judged; record the last step before it"
+    )]
+    NotFinite {
+        /// Row of the rank's tensor.
+        row: usize,
+        /// Sequence of the row.
+        sequence: usize,
+        /// Place of the row in its sequence.
+        position: usize,
+        /// What it holds.
+        got: f32,
     },
     /// An entry of a table that names no row.
     #[error("entry {row} is {got}; {expected}")]

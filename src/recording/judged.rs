@@ -12,14 +12,16 @@ use seamproof_judge::ladder::{
 use seamproof_judge::subject::{PaddingInputs, PaddingOutputs, RankOutputs, TensorName};
 use seamproof_judge::subjects::Recorded;
 use seamproof_judge::verdict::{Margin, Verdict};
-use seamproof_oracle::sharding::{RankLayout, SideLayout};
+use seamproof_oracle::sharding::{RankLayout, SideLayout, run_of};
 use seamproof_oracle::{Inputs, Pass, Problem, Scales, Side, Sink};
 
 use super::manifest::{DsinkForm, EmptyLse};
 use super::placement::{differing, layouts_of};
 use super::profile::{Profiled, of_share};
 use super::share::shares;
-use super::{RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share};
+use super::{
+    Fault, RankFile, RankTables, Recording, RecordingError, SAMPLED_ELEMENTS_MAX, Share, rank_file_name,
+};
 
 /// What cannot be asked of a run that is over, in words.
 const NOT_ASKED: &str = "other values in the padding, the same run once more, exact results, relations with a second run: the run is over";
@@ -59,14 +61,33 @@ pub fn left_out(recording: &Recording, sample: Option<Sample>, margin: Option<&M
         0 => "dk and dv: no LSE was recorded",
         _ => "dk, dv and dsink: no LSE was recorded",
     };
+    let unowned = rows_of_nobody(&recording.problem);
     let parts = [
         (true, NOT_ASKED),
         (is_sampled, "the bounds of all other rows"),
         (is_sampled && first.max_logit.is_some(), "max_logit: it is that of all rows"),
         (is_sampled && first.gradients.is_some() && first.lse.is_none(), of_keys),
+        (!unowned.is_empty(), unowned.as_str()),
     ];
     let left_out: Vec<&str> = parts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, part)| part).collect();
     left_out.join("; ")
+}
+
+/// Returns how many rows no sequence owns, in words; nothing where there are none.
+fn rows_of_nobody(problem: &Problem) -> String {
+    let owned =
+        |side: Side| problem.sequences.iter().map(|sequence| run_of(sequence, side).span).sum::<usize>();
+    let left = [
+        ("q", problem.rows.q.saturating_sub(owned(Side::Q))),
+        ("kv", problem.rows.kv.saturating_sub(owned(Side::Kv))),
+    ];
+    let told = left.into_iter().filter(|(_, rows)| *rows > 0).map(|(side, rows)| format!("{rows} of {side}"));
+    let told: Vec<String> = told.collect();
+    if told.is_empty() {
+        String::new()
+    } else {
+        format!("rows that no sequence owns: {}", told.join(" and "))
+    }
 }
 
 /// Judges a recording, every row or a sample; in tier R too where the roundings of the run are known
@@ -208,6 +229,7 @@ fn gathered(
     let mut replicas: Option<Replicas> = None;
     for (rank, layout) in layouts.iter().enumerate() {
         let mut file = recording.read_rank(rank, share)?;
+        check_finite(recording, rank, &file, layout)?;
         let own = Replicas::of(recording, &file);
         let broken = replicas
             .as_ref()
@@ -295,6 +317,34 @@ impl Replicas {
     }
 }
 
+/// Returns the inputs of rows, each with its side.
+fn tensors_of<'a>(recording: &Recording, file: &'a RankFile) -> Vec<(TensorName, &'a Array3<f32>, Side)> {
+    let Inputs { q, k, v, dout, .. } = &file.inputs;
+    let mut tensors =
+        vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
+    if recording.problem.pass == Pass::Backward {
+        tensors.push((TensorName::Dout, dout, Side::Q));
+    }
+    tensors
+}
+
+/// Returns an error about the first real row of an input that holds something other than finite numbers. What attention
+/// makes of it says nothing of attention.
+fn check_finite(
+    recording: &Recording,
+    rank: usize,
+    file: &RankFile,
+    layout: &RankLayout,
+) -> Result<(), RecordingError> {
+    let found = tensors_of(recording, file).into_iter().find_map(|(tensor, values, side)| {
+        Some((tensor, not_finite(layout.side(side), values, Rows::Real)?))
+    });
+    let Some((tensor, (row, place, got))) = found else { return Ok(()) };
+    let (sequence, position) = (place.sequence.unwrap_or_default(), place.row.unwrap_or_default());
+    let path = recording.dir.join(rank_file_name(rank));
+    Err(RecordingError::field(&path, tensor.name(), Fault::NotFinite { row, sequence, position, got }))
+}
+
 /// Returns the finding about a padding row of an input that holds no finite number, where the subject asks for such.
 fn padding_not_finite(
     recording: &Recording,
@@ -305,14 +355,8 @@ fn padding_not_finite(
     if recording.manifest.padding.inputs == PaddingInputs::Anything {
         return None;
     }
-    let Inputs { q, k, v, dout, .. } = &file.inputs;
-    let mut tensors =
-        vec![(TensorName::Q, q, Side::Q), (TensorName::K, k, Side::Kv), (TensorName::V, v, Side::Kv)];
-    if recording.problem.pass == Pass::Backward {
-        tensors.push((TensorName::Dout, dout, Side::Q));
-    }
-    tensors.into_iter().find_map(|(tensor, values, side)| {
-        let place = not_finite(layout.side(side), values)?;
+    tensors_of(recording, file).into_iter().find_map(|(tensor, values, side)| {
+        let (_, place, _) = not_finite(layout.side(side), values, Rows::Padding)?;
         let what = format!(
             "on rank {rank}: a padding row of an input is not finite, and padding.inputs asks for finite numbers"
         );
@@ -320,14 +364,27 @@ fn padding_not_finite(
     })
 }
 
-/// Returns the place of the first padding row that holds something other than finite numbers.
-fn not_finite(layout: &SideLayout, values: &Array3<f32>) -> Option<Place> {
+/// Rows that sequences own.
+#[derive(Clone, Copy, PartialEq)]
+enum Rows {
+    Real,
+    Padding,
+}
+
+/// Returns the first of these rows that holds something other than finite numbers, its place, and what it holds.
+fn not_finite(layout: &SideLayout, values: &Array3<f32>, rows: Rows) -> Option<(usize, Place, f32)> {
     layout.runs.iter().find_map(|placed| {
-        let mut padding = (placed.local.len..).zip(placed.local.padding_rows());
-        let is_finite = |row: usize| values.slice(s![row, .., ..]).iter().all(|value| value.is_finite());
-        let (i, _) = padding.find(|(_, row)| !is_finite(*row))?;
-        let position = placed.piece.start + i * placed.piece.step;
-        Some(Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() })
+        let owned = placed.local.real_rows().chain(placed.local.padding_rows()).enumerate();
+        let mut asked = owned.filter(|(i, _)| (*i < placed.local.len) == (rows == Rows::Real));
+        asked.find_map(|(i, row)| {
+            let got = values.slice(s![row, .., ..]).iter().copied().find(|value| !value.is_finite())?;
+            let position = placed.piece.start + i * placed.piece.step;
+            Some((
+                row,
+                Place { sequence: Some(placed.sequence), row: Some(position), ..Place::default() },
+                got,
+            ))
+        })
     })
 }
 

@@ -42,6 +42,9 @@ pub fn read(dir: &Path) -> Result<Recording, RecordingError> {
         Err(RecordingError::Read { source, .. }) if source.kind() == ErrorKind::NotFound && dir.is_dir() => {
             return Err(RecordingError::Unfinished { path: dir.to_owned() });
         }
+        Err(RecordingError::Read { .. }) if dir.is_file() => {
+            return Err(RecordingError::NoDirectory { path: dir.to_owned() });
+        }
         read => read?,
     };
     let (manifest, problem) = Manifest::parse(&path, &bytes)?;

@@ -115,6 +115,23 @@ fn a_right_run_holds_on_one_rank_and_on_a_ring_and_a_fault_is_found_on_both() {
     }
 }
 
+/// Test that a NaN in a real row is told as what it is, though every result of the row is NaN as it must be.
+#[test]
+fn numbers_that_were_not_finite_before_attention_are_no_finding() {
+    let place = place();
+    case(place.path(), &RING);
+    let run = record(place.path(), &[]);
+    edit_rank(&run, 1, |tensors, _| {
+        let (dtype, shape, bytes) = tensors.get_mut("q").expect("there is a q");
+        assert_eq!(*dtype, Dtype::BF16);
+        let row = bytes.len() / shape[0];
+        bytes.chunks_exact_mut(row).for_each(|row| row[..2].copy_from_slice(&[0xc0, 0x7f]));
+    });
+    let words = ["rank-0001.safetensors: q: holds NaN in row ", "of sequence ", "before attention"];
+    refuses(place.path(), &["judge-recording", "run"], &words);
+    refuses(place.path(), &["judge-recording", "run/recording.json"], &["is a file", "name the directory"]);
+}
+
 /// Test of a pack in a sequence-parallel region, recorded with hidden rows: it holds, wrong rows and positions are
 /// found, and what a recording of a region must not have is refused.
 #[test]

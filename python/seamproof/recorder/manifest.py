@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
 import platform
 import sys
 from collections.abc import Mapping
@@ -46,6 +48,14 @@ def check_declared(given: Mapping[str, Any]) -> None:
     for field, known in CHOICES.items():
         if given[field] not in known:
             raise DeclarationError(f"{field}={given[field]!r} is none of {', '.join(map(repr, known))}")
+    for field in ("scale", "softcap"):
+        value = given[field]
+        if value is not None and not (_is_number(value) and math.isfinite(value) and value > 0):
+            raise DeclarationError(f"{field}={value!r} is no positive number; leave it out if there is none")
+    window = given["window"]
+    is_pair = isinstance(window, tuple | list) and len(window) == 2
+    if not is_pair or not all(isinstance(bound, numbers.Integral) for bound in window):
+        raise DeclarationError(f"window={window!r} is no pair of whole numbers; -1 is no bound")
     if isinstance(given["sink"], str) and given["sink"] != "off-by-one":
         raise DeclarationError(f"sink={given['sink']!r}: give the logits, one a head, or 'off-by-one'")
     for field, known in (("arithmetic", ARITHMETIC), ("padding", PADDING)):
@@ -181,8 +191,8 @@ def _sequences(rows: list[int], ranks: int, given: Mapping[str, Any]) -> list[di
         if real is None:
             length = local * ranks // max(given["batch"], 1)
             real = [length * index for index in range(given["batch"] + 1)]
-        real = [int(offset) for offset in real]
-        owned = real if owned is None else [int(offset) for offset in owned]
+        real = _offsets(f"cu_seqlens_{side}", real, local * ranks)
+        owned = real if owned is None else _offsets(f"cu_seqlens_{side}_padded", owned, local * ranks)
         if len(real) != len(owned):
             raise DeclarationError(f"cu_seqlens_{side} and cu_seqlens_{side}_padded have different lengths")
         _check_words(side, real, owned, given)
@@ -191,6 +201,27 @@ def _sequences(rows: list[int], ranks: int, given: Mapping[str, Any]) -> list[di
     if len(sides[0]) != len(sides[1]):
         raise DeclarationError("cu_seqlens_q and cu_seqlens_kv have different lengths")
     return [{"id": index, "q": q, "kv": kv} for index, (q, kv) in enumerate(zip(*sides, strict=True))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _offsets(name: str, given: Any, rows: int) -> list[int]:
+    """Returns offsets of sequences in so many rows, all ranks together."""
+    given = given.tolist() if hasattr(given, "tolist") else list(given)
+    broken = [offset for offset in given if not _is_number(offset) or offset != offset or offset % 1 != 0]
+    if broken:
+        raise DeclarationError(f"{name} has {broken[0]!r}, which is no whole number")
+    offsets = [int(offset) for offset in given]
+    if not offsets:
+        raise DeclarationError(f"{name} is empty; it begins with where the first sequence does, and ends with an end")
+    for before, after in itertools.pairwise([0, *offsets]):
+        if after < before:
+            raise DeclarationError(f"{name} has {after} behind {before}; offsets do not fall")
+    if offsets[-1] > rows:
+        raise DeclarationError(f"{name} ends at {offsets[-1]}, and all ranks together have {rows} rows")
+    return offsets
 
 
 def _check_words(side: str, real: list[int], owned: list[int], given: Mapping[str, Any]) -> None:
