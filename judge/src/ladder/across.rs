@@ -19,8 +19,11 @@ pub(super) struct AcrossMistake {
     sees: fn(&Pack<'_>, Row, Row) -> bool,
 }
 
+const POSITIONS_ALONE: &str =
+    "sequences were not kept apart: queries saw keys of others at the positions that the mask shows";
+
 /// Mistakes, of which the first that explains the results is told.
-pub(super) const ACROSS_MISTAKES: [AcrossMistake; 2] = [
+pub(super) const ACROSS_MISTAKES: [AcrossMistake; 3] = [
     AcrossMistake {
         words: "sequences were not kept apart, and the rows of all were taken for those of one",
         sees: |pack, query, key| {
@@ -31,8 +34,17 @@ pub(super) const ACROSS_MISTAKES: [AcrossMistake; 2] = [
                 .contains(&keys.place(key))
         },
     },
+    // The mask's corner is that of the query's own sequence, as where positions of both sides are compared, or that of
+    // each pair of sequences.
     AcrossMistake {
-        words: "sequences were not kept apart: queries saw keys of others at the positions that the mask shows",
+        words: POSITIONS_ALONE,
+        sees: |pack, query, key| {
+            let own = &pack.problem.sequences[query.0];
+            pack.problem.mask.visible(query.1, own.q.len, own.kv.len).contains(&key.1)
+        },
+    },
+    AcrossMistake {
+        words: POSITIONS_ALONE,
         sees: |pack, query, key| {
             let [of_query, of_key] = [query.0, key.0].map(|index| &pack.problem.sequences[index]);
             pack.problem.mask.visible(query.1, of_query.q.len, of_key.kv.len).contains(&key.1)

@@ -175,13 +175,22 @@ impl Case<'_> {
                 (LN_2, format!("{tensor} was converted to powers of e twice {}", times(LN_2))),
             ]);
         }
-        let group = self.problem().group() as f64;
+        let (group, ranks) = (self.problem().group(), self.problem().parallel.size());
+        let mut mean = |of: &str, count: usize| {
+            let factor = 1.0 / count as f64;
+            named.push((
+                factor,
+                format!("the mean of {of} stood in {tensor}, not their sum {}", times(factor)),
+            ));
+        };
         if tensor != TensorName::Dq {
-            let what = format!(
-                "the mean of a group's query heads stood in {tensor}, not their sum {}",
-                times(1.0 / group)
-            );
-            named.push((1.0 / group, what));
+            match group == ranks {
+                true => mean("a group's query heads, or of all ranks' parts,", group),
+                false => {
+                    mean("a group's query heads", group);
+                    mean("all ranks' parts", ranks);
+                }
+            }
         }
         named
     }

@@ -303,7 +303,11 @@ impl Case<'_> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let Some(dealt) = DealtCase::new(problem, inputs, &self.evidence.ranks()) else { return Vec::new() };
         let explains = |mistake: &&SightMistake| {
-            let lse = first.lse.clone().filter(|_| mistake.has_lse());
+            let (lse, right) = (first.lse.as_ref(), &self.right.exact.lse);
+            if !mistake.has_lse() && lse.is_some_and(|lse| !dealt.may_be_merged(lse, right)) {
+                return false;
+            }
+            let lse = lse.cloned().filter(|_| mistake.has_lse());
             dealt.results(mistake, &self.right.exact).is_some_and(|exact| self.are(exact, lse))
         };
         SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()

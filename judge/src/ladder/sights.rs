@@ -140,7 +140,30 @@ impl<'a> DealtCase<'a> {
         }
         Some(results)
     }
+
+    /// Whether the LSE of every row may be made of those of its blocks, in any wrong way: it is no less than the least of
+    /// them, and above that of all of them together, `right`, by no more than the logarithm of the number of keys. So far it
+    /// goes where sums of equal weights are not scaled.
+    pub(super) fn may_be_merged(&self, lse: &Array2<f32>, right: &Array2<f64>) -> bool {
+        self.sequences.iter().all(|dealt| {
+            let queries = dealt.pairs.both.q.real_rows().enumerate();
+            let mut rows = queries
+                .flat_map(|(query, row)| (0..self.problem.heads.q).map(move |head| (query, row, head)));
+            rows.all(|(query, row, head)| {
+                let blocks = dealt.blocks(&RIGHT, query, head);
+                let of_blocks = blocks.iter().map(|block| log_sum_exp(&block.logits, None));
+                let (got, all) = (f64::from(lse[[head, row]]), right[[head, row]]);
+                let least = of_blocks.fold(all, f64::min);
+                let slack = LSE_SLACK * (1.0 + all.abs().max(least.abs()));
+                let most = all + (dealt.keys.len().max(1) as f64).ln();
+                got == all || (got >= least - slack && got <= most + slack)
+            })
+        })
+    }
 }
+
+/// Share by which an LSE in f32 may be off that many steps make.
+const LSE_SLACK: f64 = 1.0 / (1 << 16) as f64;
 
 /// The pairs of a sequence, and the places of their rows.
 struct DealtPairs<'a> {
@@ -193,6 +216,11 @@ impl<'a> DealtPairs<'a> {
 
     /// Returns out and LSE of a query.
     fn row(&self, mistake: &SightMistake, query: usize, head: usize) -> (Vec<f64>, f64) {
+        self.merged(mistake.merge, &self.blocks(mistake, query, head), head)
+    }
+
+    /// Returns the blocks of which a query sees a key, in the order in which its rank comes to them.
+    fn blocks(&self, mistake: &SightMistake, query: usize, head: usize) -> Vec<Block> {
         let own = self.queries[query].part.rank;
         let mut blocks: Vec<Block> = (0..self.ranks).map(|_| Block::default()).collect();
         for (key, place) in self.keys.iter().enumerate() {
@@ -204,7 +232,7 @@ impl<'a> DealtPairs<'a> {
             }
         }
         blocks.retain(|block| !block.logits.is_empty());
-        self.merged(mistake.merge, &blocks, head)
+        blocks
     }
 
     fn merged(&self, merge: Merge, blocks: &[Block], head: usize) -> (Vec<f64>, f64) {

@@ -7,8 +7,8 @@ use seamproof_judge::subject::{Backend, Declaration, Outputs, PaddingInputs, Ran
 use seamproof_judge::subjects::Emulated;
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::{
-    Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem, ProblemFields, Run, Sequence,
-    Sink, Softmax, TensorName,
+    Alignment, Dims, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, Problem, ProblemFields, Run,
+    Sequence, Sink, Softmax, TensorName,
 };
 
 const LOOKS: &str = "looks as if ";
@@ -395,5 +395,8 @@ fn keys_of_other_sequences_at_the_same_positions() {
     };
     let words =
         "sequences were not kept apart: queries saw keys of others at the positions that the mask shows";
-    told(&pack(Mask::CAUSAL), words, kept, wrong);
+    // Queries and keys of each sequence are the same rows, so that both corners are.
+    for align in [Alignment::TopLeft, Alignment::BottomRight] {
+        told(&pack(Mask { align, ..Mask::CAUSAL }), words, kept, wrong);
+    }
 }

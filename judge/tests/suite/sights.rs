@@ -265,3 +265,20 @@ fn a_wrong_lse_alone_is_no_merge() {
     let Verdict::Finding(finding) = judge(&program, &problem) else { panic!("not seen") };
     assert!(!finding.what.contains("blocks"), "{finding}");
 }
+
+/// Test that outs of blocks which were averaged are not told where no block has such an LSE.
+#[test]
+fn a_mean_beside_an_lse_of_no_block_is_not_told() {
+    let mean = |blocks: &[Block]| sum_of_own(blocks, 1.0 / blocks.len() as f64);
+    let off = |blocks: &[Block]| {
+        let (out, lse) = sum_of_own(blocks, 1.0 / blocks.len() as f64);
+        (out, lse - 400.0)
+    };
+    for (merge, is_told) in [(mean as fn(&[Block]) -> (Vec<f64>, f64), true), (off, false)] {
+        let program = Program { merge, ..RIGHT };
+        let Verdict::Finding(finding) = judge(&program, &problem(Algorithm::Ring, Balance::DualChunk)) else {
+            panic!("not seen")
+        };
+        assert_eq!(finding.what.contains("were averaged"), is_told, "{finding}");
+    }
+}
