@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
@@ -16,6 +17,27 @@ from .subject import Subject
 # Options of the subject being loaded; `options` returns them, and notes that somebody asked.
 _options: dict[str, str] = {}
 _asked = False
+# How alike two names are of which one is taken for a slip, and how long. Short names are like many.
+NEAR, LONG_NAME = 0.75, 4
+# Names of options that were read one by one.
+_read: set[str] = set()
+
+
+class _Options(dict[str, str]):
+    """Options that note which of them are read by name."""
+
+    def __getitem__(self, name: str) -> str:
+        _read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        _read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns an option, or a default where it is not given."""
+        _read.add(name)
+        return super().get(name, default)
 
 
 def options() -> dict[str, str]:
@@ -25,13 +47,14 @@ def options() -> dict[str, str]:
     """
     global _asked
     _asked = True
-    return dict(_options)
+    return _Options(_options)
 
 
 def give(given: dict[str, str]) -> None:
     """Sets what `options` returns."""
     global _asked
     _asked = False
+    _read.clear()
     _options.clear()
     _options.update(given)
 
@@ -76,6 +99,17 @@ def find_subject(module: ModuleType, name: str | None, path: str) -> Subject:
     )
 
 
+def _check_names(path: str) -> None:
+    """Refuses an option whose name looks like that of another one, which the file reads and nobody gave.
+
+    A name that is like no other may be read later, when the kernel runs.
+    """
+    for name in _options:
+        near = difflib.get_close_matches(name, _read - set(_options), 1, cutoff=NEAR)
+        if near and name not in _read and len(name) >= LONG_NAME:
+            raise DeclarationError(f"{path} reads no option {name!r}; it reads {near[0]!r}")
+
+
 def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject:
     """Returns the subject that a request opens, ready on its device."""
     # A name is an identifier, so that C:\\file.py is a path.
@@ -94,5 +128,6 @@ def load(target: str, given: dict[str, str], request: dict[str, Any]) -> Subject
             f"{path} asks for no options, so that {named} means nothing: leave it out, or read "
             "seamproof.options() where the file is loaded"
         )
+    _check_names(path)
     narrowing = os.environ.get("SEAMPROOF_NARROW")
     return subject.narrowed(json.loads(narrowing)) if narrowing else subject

@@ -72,6 +72,18 @@ def test_options_that_nobody_asks_for_are_an_error(tmp_path):
     assert worker.end() == (0, "")
 
 
+def test_an_option_with_a_slip_in_its_name_is_an_error(tmp_path):
+    kernel = 'FAULT = seamproof.options().get("fault")\n' + SUBJECT + "def kernel(p, q, k, v, dout, sink):\n" + ZEROS
+    worker = Worker(file(tmp_path, kernel))
+    with pytest.raises(RuntimeError, match="reads no option 'fautl'; it reads 'fault'"):
+        worker.open({"fautl": "late"})
+    worker.end()
+    for given in ({"fault": "late"}, {"fault": "late", "fautl": "x"}, {"later": "x"}):
+        worker = Worker(file(tmp_path, kernel))
+        worker.open(given)
+        assert worker.end() == (0, "")
+
+
 def test_an_error_is_told_and_the_worker_goes_on(tmp_path):
     path = file(
         tmp_path,
