@@ -110,7 +110,7 @@ const SOFTMAX_MISTAKES: [SoftmaxMistake; 3] = [
 /// A mistake in the mask, in words, and the mask with it.
 pub(super) type MaskMistake = (&'static str, fn(Mask) -> Mask);
 
-pub(super) const MASK_MISTAKES: [MaskMistake; 7] = [
+pub(super) const MASK_MISTAKES: [MaskMistake; 8] = [
     ("the mask was aligned to the top left, not to the bottom right", |mask| Mask {
         align: Alignment::TopLeft,
         ..mask
@@ -120,6 +120,7 @@ pub(super) const MASK_MISTAKES: [MaskMistake; 7] = [
         ..mask
     }),
     ("the mask was left out", |mask| Mask { align: mask.align, ..Mask::FULL }),
+    ("the mask was causal", |mask| Mask { right: Some(0), ..mask }),
     ("queries saw keys of other documents or chunks", |mask| Mask { blocks: None, ..mask }),
     ("the prefix was taken as causal", |mask| Mask { prefix: 0, ..mask }),
     ("the window hid the sink tokens", |mask| Mask { sink_tokens: 0, ..mask }),

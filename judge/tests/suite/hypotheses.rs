@@ -340,6 +340,13 @@ fn infinite_bounds_explain_nothing() {
     assert!(!finding.what.contains("read as"), "{finding}");
 }
 
+/// Test of a causal argument that was passed, or taken for granted, where the mask hides nothing.
+#[test]
+fn a_mask_that_was_causal() {
+    let full = problem(InputMode::Flat, |fields| fields.mask = Mask::FULL);
+    told(&full, "the mask was causal", |fields, _| fields.mask.right = Some(0), as_they_are);
+}
+
 /// Returns two sequences without padding between them.
 fn pack(mask: Mask) -> Problem {
     problem(InputMode::Flat, |fields| {
