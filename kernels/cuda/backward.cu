@@ -45,8 +45,8 @@
 // With head dims over 128 both consumers have the same keys, 64 a tile, and the same scores, and each makes half of the lanes of
 // gradients.
 //
-// Instances: DIM (64, 128 or with GENERAL 256: the largest head dim) and TYPE (BF16, FP16, or E4M3, see backward_codes.cuh); GENERAL (hopper.cuh).
-// PLAN: with the planning kernel.
+// Instances: DIM (64, 128 or with GENERAL 256: the largest head dim) and TYPE (BF16, FP16, or E4M3, see backward_codes.cuh);
+// GENERAL (hopper.cuh). PLAN: with the planning kernel.
 #include "common.cuh"
 #include "codes.cuh"
 #include "hopper.cuh"

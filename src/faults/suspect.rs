@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use seamproof_kernels::forward::{self, AttentionKernels, Instance, TileShape};
+use seamproof_kernels::forward::{AttentionKernels, Instance, TileShape};
 use seamproof_lab::faults::{Launched, SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem, Sequence};
 use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
@@ -312,9 +312,7 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
 
 /// Whether attention on tensor cores takes a problem, as far as the problem alone decides.
 fn on_tensor_cores(problem: &Problem) -> bool {
-    let dims = [problem.dims.qk, problem.dims.v];
-    dims.into_iter().all(|dim| dim <= forward::DIM_MAX)
-        && problem.precision.p.format == problem.precision.q.format
+    problem.precision.p.format == problem.precision.q.format
 }
 
 /// Returns the well-formed problems that a seed draws.

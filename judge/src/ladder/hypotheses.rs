@@ -303,12 +303,14 @@ impl Case<'_> {
     fn sight(&self) -> Vec<String> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
         let Some(dealt) = DealtCase::new(problem, inputs, &self.evidence.ranks()) else { return Vec::new() };
+        // The same for every mistake in a merge.
+        let may_be_merged =
+            first.lse.as_ref().is_none_or(|lse| dealt.may_be_merged(lse, &self.right.exact.lse));
         let explains = |mistake: &&SightMistake| {
-            let (lse, right) = (first.lse.as_ref(), &self.right.exact.lse);
-            if !mistake.has_lse() && lse.is_some_and(|lse| !dealt.may_be_merged(lse, right)) {
+            if !mistake.has_lse() && !may_be_merged {
                 return false;
             }
-            let lse = lse.cloned().filter(|_| mistake.has_lse());
+            let lse = first.lse.clone().filter(|_| mistake.has_lse());
             dealt.results(mistake, &self.right.exact).is_some_and(|exact| self.are(exact, lse))
         };
         SIGHT_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
