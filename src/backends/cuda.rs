@@ -37,14 +37,15 @@ use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{BuildError, MergeOrder, Schedule};
 
 use options::FEW_BLOCKS;
-pub(super) use options::draw_options;
+pub(super) use options::{INSTANCE, draw_options};
 
 use super::{CudaFp8, Emulated};
 use crate::worker::{OpenError, Opened, Runner};
 use seamproof_judge::finding::Phase;
 use seamproof_judge::subject::{
-    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, Outputs, Promises, RunError,
-    SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, SEVERAL_LATE_TURNS, SEVERAL_TURNS, Way, Word,
+    BACKWARD_ON_TENSOR_CORES, Backend, Declaration, FORWARD_ON_TENSOR_CORES, HeadDims, MaskKind, Outputs,
+    Promises, RunError, SEVERAL_FOR_A_PLANNER, SEVERAL_IN_A_BLOCK, SEVERAL_LATE_TURNS, SEVERAL_TURNS, Sizes,
+    Table, Way, Word,
 };
 use seamproof_judge::subjects::{
     Ranks, Reached, SubjectName, World, built, in_steps, launchable, run_on_threads, run_world,
@@ -80,6 +81,8 @@ pub struct Cuda {
     pub blocks: Option<NonZeroUsize>,
     /// Manner in which ranks run. With threads, each stream of each rank is a CUDA stream, whatever `streams` is.
     pub ranks: Ranks,
+    /// The instance of the kernels on tensor cores that all problems go to; `None` for all instances.
+    pub instance: Option<Instance>,
 }
 
 impl Default for Cuda {
@@ -95,7 +98,25 @@ impl Default for Cuda {
             streams: 1,
             blocks: None,
             ranks: Ranks::InTurn,
+            instance: None,
         }
+    }
+}
+
+/// Leaves problems of one instance of the kernels on tensor cores in a table. Of those with head dims up to 128 that
+/// only the general instance takes, they are the ones whose head dims are no multiples of 8.
+fn of_one_instance(table: &mut Table, instance: Instance) {
+    let dims = match instance {
+        Instance::Narrow => Sizes::multiples(8, 64, 8),
+        Instance::Wide => Sizes::multiples(72, 128, 8),
+        Instance::General => Sizes::new((1..=128).filter(|dim| dim % 8 > 0)),
+        Instance::Widest => Sizes::multiples(129, 256, 1),
+    };
+    let dims = dims.expect("sizes that are named here");
+    table.dims = HeadDims { qk: dims.clone(), v: dims, ..table.dims };
+    if matches!(instance, Instance::Narrow | Instance::Wide) {
+        table.softcap = false;
+        table.masks.kinds.retain(|kind| !matches!(kind, MaskKind::Prefix | MaskKind::SinkTokens));
     }
 }
 
@@ -441,6 +462,9 @@ impl Backend for Cuda {
             // Tensor cores multiply P and dS in the format of their other operand.
             twin.table.precisions.retain(|precision| [precision.p, precision.ds] == [precision.q; 2]);
         }
+        if let Some(instance) = self.instance {
+            of_one_instance(&mut twin.table, instance);
+        }
         match self.attention {
             AttentionKernels::Simple => twin
                 // Where partial results are merged, the steps between all rows decide which kernel does it, and the two
@@ -586,6 +610,30 @@ mod tests {
         for problem in refused {
             let ran = Cuda::default().run(&problem, &values::inputs(&problem));
             assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
+        }
+    }
+
+    /// Test that every problem of a subject with one instance goes to that instance, and that the backward's long form
+    /// then often has several turns, whose dQ is a turn late with over 64 lanes.
+    #[test]
+    fn problems_of_one_instance_go_to_it() {
+        for instance in Instance::ALL {
+            let subject =
+                Cuda { attention: AttentionKernels::Tuned, instance: Some(instance), ..Cuda::default() };
+            let subject = Cuda { walks: Some(Walks::Down), ..subject };
+            let declaration = subject.declaration();
+            let drawn = |index| Asked::drawn(6, index, &Profile::Quick.limits(), &declaration).inside();
+            let problems: Vec<Problem> = (0..400).filter_map(drawn).collect();
+            let dims = |problem: &Problem| [problem.dims.qk, problem.dims.v];
+            assert!(problems.len() > 300);
+            assert!(
+                problems.iter().all(|one| Instance::of_bands(&one.softmax, dims(one)) == instance),
+                "{instance:?}"
+            );
+            let late = |way: &Way| way.name == SEVERAL_LATE_TURNS && way.taken;
+            let lates = problems.iter().filter(|one| subject.ways(one).iter().any(late)).count();
+            println!("{instance:?} {lates} of {}", problems.len());
+            assert_eq!(lates > 40, instance == Instance::Wide, "{lates}");
         }
     }
 

@@ -35,8 +35,8 @@ const TILES: Tiles = Tiles { q: 64, kv: 64 };
 const BLOCKS: KeyBlocks = KeyBlocks { rows: 128, group: 16 };
 /// Steps of the tensor core in a block of keys.
 const STEPS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Option of the kernels in 16 bits that says nothing here.
-const FOREIGN: &str = "attention";
+/// Options of the kernels in 16 bits that say nothing here.
+const FOREIGN: [&str; 2] = ["attention", cuda::INSTANCE];
 /// Option of the passes that the subject has, and its values.
 const PASS: &str = "pass";
 const PASSES: [&str; 2] = ["forward", "both"];
@@ -86,6 +86,9 @@ impl CudaFp8 {
                 shape
             }
         };
+        if options.contains_key(cuda::INSTANCE) {
+            return Err(unknown(cuda::INSTANCE.to_owned()));
+        }
         let scheduled = Cuda::from_options(&options).map_err(|error| match error {
             OptionError::Unknown { option, .. } => unknown(option),
             OptionError::Value { option, value, expected, .. } => {
@@ -123,7 +126,7 @@ impl CudaFp8 {
 /// Returns the options of a schedule in 16 bits, with what says nothing in FP8 left out, and with this shape and these
 /// passes.
 fn of_schedule(mut options: Options, shape: &str, pass: &str) -> Options {
-    options.remove(FOREIGN);
+    FOREIGN.iter().for_each(|option| drop(options.remove(*option)));
     options.insert(SHAPE.into(), shape.into());
     options.insert(PASS.into(), pass.into());
     options

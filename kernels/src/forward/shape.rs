@@ -79,6 +79,21 @@ impl Instance {
     /// All instances.
     pub const ALL: [Instance; 4] = [Instance::Narrow, Instance::Wide, Instance::General, Instance::Widest];
 
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Instance::Narrow => "narrow",
+            Instance::Wide => "wide",
+            Instance::General => "general",
+            Instance::Widest => "widest",
+        }
+    }
+
+    /// Returns the instance of a name.
+    pub fn by_name(name: &str) -> Option<Instance> {
+        Instance::ALL.into_iter().find(|instance| instance.name() == name)
+    }
+
     /// Returns the instance for a call on tensors that lie on 16 bytes, by the head dims of q and k, and of v.
     pub fn of(call: &CallTables, dims: [usize; 2]) -> Instance {
         let are_bands = !call.has_sink_tokens() && !call.has_bands_of_keys();

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use seamproof_judge::subjects::OptionError;
 use seamproof_kernels::backward::{DqOrder, Walks};
-use seamproof_kernels::forward::AttentionKernels;
+use seamproof_kernels::forward::{AttentionKernels, Instance};
 use seamproof_simulator::schedule::MergeOrder;
 
 use super::{Cuda, NAME, Ranks};
@@ -18,8 +18,13 @@ pub(super) const FEW_BLOCKS: usize = 3;
 const WALKS: u64 = 0x7761_6c6b;
 /// Value of the option of walks that stands for those that fit.
 const FITTING: &str = "fitting";
+/// Value of the option of instances that stands for all of them.
+const ANY_INSTANCE: &str = "any";
 /// Value of the option of blocks that stands for a block on each multiprocessor.
 const ALL_BLOCKS: &str = "all";
+
+/// Option of the instance that all problems go to. No campaign draws it.
+pub(in super::super) const INSTANCE: &str = "instance";
 
 /// Returns the value of the option that stands for these walks.
 fn walks_name(walks: Option<Walks>) -> &'static str {
@@ -29,6 +34,16 @@ fn walks_name(walks: Option<Walks>) -> &'static str {
 /// Returns the walks that a value of the option stands for.
 fn walks_by_name(value: &str) -> Option<Option<Walks>> {
     if value == FITTING { Some(None) } else { Walks::by_name(value).map(Some) }
+}
+
+/// Returns the value of the option that stands for this instance.
+fn instance_name(instance: Option<Instance>) -> &'static str {
+    instance.map_or(ANY_INSTANCE, Instance::name)
+}
+
+/// Returns the instance that a value of the option stands for.
+fn instance_by_name(value: &str) -> Option<Option<Instance>> {
+    if value == ANY_INSTANCE { Some(None) } else { Instance::by_name(value).map(Some) }
 }
 
 /// Returns the value of the option that stands for these most blocks.
@@ -71,8 +86,9 @@ pub(in super::super) fn draw_options(seed: u64) -> BTreeMap<String, String> {
 impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
     /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short`, `split` or `mixed`), `dq` (`fixed` or `any`), `walks`
-    /// (`fitting`, `up`, `down` or `by-turns`), `streams`, `blocks` (a number or `all`) and `ranks` (`in-turn` or
-    /// `threads`). The defaults are 0, `running`, `on`, `simple`, `fixed`, `fitting`, 1, `all` and `in-turn`.
+    /// (`fitting`, `up`, `down` or `by-turns`), `streams`, `blocks` (a number or `all`), `ranks` (`in-turn` or
+    /// `threads`) and `instance` (`any`, `narrow`, `wide`, `general` or `widest`). The defaults are 0, `running`, `on`,
+    /// `simple`, `fixed`, `fitting`, 1, `all`, `in-turn` and `any`.
     pub(in super::super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
         for (option, value) in options {
@@ -106,8 +122,12 @@ impl Cuda {
                     (blocks, "a number from 1 on, or all")
                 }
                 "ranks" => (Ranks::by_name(value).map(|ranks| subject.ranks = ranks), "in-turn or threads"),
+                INSTANCE => {
+                    let instance = instance_by_name(value).map(|instance| subject.instance = instance);
+                    (instance, "any, narrow, wide, general or widest")
+                }
                 _ => {
-                    let known = "order, merge, helpers, attention, dq, walks, streams, blocks, ranks";
+                    let known = "order, merge, helpers, attention, dq, walks, streams, blocks, ranks, instance";
                     let option = option.clone();
                     return Err(OptionError::Unknown { backend: NAME, option, known });
                 }
@@ -134,6 +154,7 @@ impl Cuda {
             ("streams".into(), self.streams.to_string()),
             ("blocks".into(), blocks_name(self.blocks)),
             ("ranks".into(), self.ranks.name().into()),
+            (INSTANCE.into(), instance_name(self.instance).into()),
         ])
     }
 }
