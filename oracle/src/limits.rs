@@ -6,8 +6,10 @@ pub const ROWS_MAX: usize = 1 << 26;
 pub const SEQUENCES_MAX: usize = 1 << 17;
 /// The most query heads.
 pub const HEADS_MAX: usize = 1 << 12;
-/// The largest head dimension, of queries and keys or of values.
-pub const HEAD_DIM_MAX: usize = 256;
+/// The largest head dimension, of queries and keys or of values. It is that of latent attention, whose one KV head has 512
+/// latent lanes, which are the values, and 64 rotary ones beside them in q and k. Source: section 2.1 of DeepSeek-V2
+/// (<https://arxiv.org/abs/2405.04434>).
+pub const HEAD_DIM_MAX: usize = 576;
 /// The most ranks of the world that a context-parallel group lives in.
 pub const WORLD_MAX: usize = 1 << 12;
 /// The most rows or columns of one scaling block.

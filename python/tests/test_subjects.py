@@ -316,6 +316,18 @@ def test_sequences_in_another_order_of_memory():
     compare(raw, values, run(load("numpy_attention"), raw, values), 1e-5)
 
 
+def test_latent_heads():
+    raw = problem([(3, 5), (1, 9)], heads=(4, 1), dims=(576, 512), right=0)
+    values = inputs(raw)
+    compare(raw, values, run(load("numpy_attention"), raw, values), 1e-5)
+
+    def kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal):
+        pass
+
+    dims = seamproof.flash_varlen(kernel, d=[576], d_v=[512]).declared["table"]["dims"]
+    assert dims == {"equal": False, "qk": [576], "v": [512]}
+
+
 def test_declarations():
     declared = seamproof.subject(
         formats=["bf16"], p="f32", ds="fp16", d=seamproof.multiples(8, to=128), d_v=64, groups=[1, 4],

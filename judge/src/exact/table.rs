@@ -10,7 +10,7 @@ use seamproof_oracle::{
 use super::{Merging, Parts, eligible, fit_scale, keys_max, parts};
 
 /// Head dimensions of the table.
-const DIMS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const DIMS: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 /// Masks of the table.
 const MASKS: [Mask; 4] = [
     Mask::FULL,

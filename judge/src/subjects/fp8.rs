@@ -33,10 +33,13 @@ use super::{built, same_bits};
 use crate::hash::mix;
 use crate::profile::{self, Lock};
 use crate::subject::{
-    Backend, Declaration, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism, Partials,
-    Promises, RunError, START_SECONDS, Table,
+    Backend, Declaration, HeadDims, Outputs, PaddingContract, PaddingInputs, PaddingOutputs, Parallelism,
+    Partials, Promises, RunError, START_SECONDS, Sizes, Table,
 };
 use crate::values::{self, Poison};
+
+/// The largest head dimension. Kernels in FP8 have no larger one.
+const DIM_MAX: usize = 256;
 
 /// The emulated kernel in FP8 with its options.
 #[derive(Clone, Copy, Debug)]
@@ -551,8 +554,10 @@ impl Backend for Fp8 {
     }
 
     fn declaration(&self) -> Declaration {
+        let dims = Sizes::up_to(DIM_MAX);
         let table = Table {
             precisions: self.precisions(),
+            dims: HeadDims { qk: dims.clone(), v: dims, equal: false },
             statistics: vec![TensorName::Lse, TensorName::MaxLogit],
             backward: self.backward,
             parallel: if self.is_given() { fp8_given::parallel() } else { Parallelism::all() },

@@ -108,7 +108,7 @@ fn a_wrong_field_is_named_by_its_path() {
         (r#"{"table": {"masks": {"forms": []}}}"#, "table.masks.forms: the list is empty"),
         (r#"{"table": {"dims": {"qk": []}}}"#, "table.dims.qk: there is no size in it"),
         (r#"{"table": {"dims": {"qk": "64"}}}"#, "table.dims.qk: write a list of sizes"),
-        (r#"{"table": {"dims": {"qk": [512]}}}"#, "table.dims.qk: 512 is out of range"),
+        (r#"{"table": {"dims": {"qk": [577]}}}"#, "table.dims.qk: 577 is out of range"),
         (r#"{"table": {"dims": {"qk": [64], "v": [32], "equal": true}}}"#, "table.dims.equal: no size"),
         (r#"{"table": {"heads": {"groups": [8], "most": 4}}}"#, "table.heads.groups: every group"),
         (r#"{"table": {"lengths": {"most": 0}}}"#, "table.lengths.most: 0 is out of range"),
