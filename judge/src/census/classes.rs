@@ -96,7 +96,7 @@ pub static CLASSES: LazyLock<Vec<Class>> = LazyLock::new(|| {
 });
 
 /// Classes of what a problem on one rank has as well.
-const OF_PROBLEMS: [Class; 138] = [
+const OF_PROBLEMS: [Class; 139] = [
     // Number of sequences.
     class("no sequence", [26, 26, 26], |p| p.sequences.is_empty()),
     class("1 sequence", [123, 122, 123], |p| p.sequences.len() == 1),
@@ -244,16 +244,17 @@ const OF_PROBLEMS: [Class; 138] = [
     // Heads.
     class("MHA, several heads", [156, 160, 163], |p| p.heads.kv > 1 && p.group() == 1),
     class("GQA", [96, 95, 118], |p| p.heads.kv > 1 && p.group() > 1),
-    class("MQA", [333, 334, 308], |p| p.heads.kv == 1 && p.group() > 1),
+    class("MQA", [339, 341, 315], |p| p.heads.kv == 1 && p.group() > 1),
     class("group of 3 or 5", [141, 157, 152], |p| [3, 5].contains(&p.group())),
     class("group of 8 and more", [55, 35, 46], |p| p.group() >= 8),
     class("head dim below 8", [101, 180, 6], |p| p.dims.qk.min(p.dims.v) < 8),
     class("head dim not a multiple of 8", [271, 286, 172], |p| p.dims.qk % 8 != 0 || p.dims.v % 8 != 0),
-    class("head dim 64 and more", [185, 164, 341], |p| p.dims.qk >= 64),
-    class("head dim 128 and more", [68, 57, 158], |p| p.dims.qk.max(p.dims.v) >= 128),
-    class("head dim above 128", [57, 47, 114], |p| p.dims.qk.max(p.dims.v) > 128),
+    class("head dim 64 and more", [193, 172, 348], |p| p.dims.qk >= 64),
+    class("head dim 128 and more", [78, 66, 166], |p| p.dims.qk.max(p.dims.v) >= 128),
+    class("head dim above 128", [66, 56, 120], |p| p.dims.qk.max(p.dims.v) > 128),
+    class("head dim above 256", [10, 10, 10], |p| p.dims.qk.max(p.dims.v) > 256),
     class("dv 80, 96, 112 or 192", [37, 35, 81], |p| [80, 96, 112, 192].contains(&p.dims.v)),
-    class("dv below dqk", [162, 164, 152], |p| p.dims.v < p.dims.qk),
+    class("dv below dqk", [171, 172, 161], |p| p.dims.v < p.dims.qk),
     class("dv above dqk", [166, 166, 156], |p| p.dims.v > p.dims.qk),
     // Softmax, numbers, direction.
     class("scale not 1/√dqk", [452, 453, 447], |p| {

@@ -4,6 +4,7 @@
 
 use super::choices::Choices;
 use super::fixup::MODES;
+use super::limits::LATENT;
 use super::{Limits, RawProblem, RawSequence};
 use seamproof_oracle::{Algorithm, InputMode};
 
@@ -216,6 +217,57 @@ fn few(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem, sequ
     (raw.kv_heads, raw.group) = (1, raw.group.clamp(1, 2));
     (raw.qk_dim, raw.v_dim) = (raw.qk_dim.min(64), raw.v_dim.min(64));
     widest(limits, raw);
+}
+
+/// Numbers of query heads of a latent head.
+const LATENT_GROUPS: [u32; 6] = [2, 4, 8, 12, 16, 3];
+
+/// One latent KV head that all query heads share. Half of these cases are forwards of at most three queries a sequence,
+/// as in decoding. Each side gets half of the rows that the elements leave.
+pub(super) fn latent(choose: &mut Choices<'_, '_>, limits: &Limits, raw: &mut RawProblem) {
+    if (limits.head_dim_max as usize) < LATENT.qk {
+        return;
+    }
+    few(choose, limits, raw, 2);
+    (raw.qk_dim, raw.v_dim) = (LATENT.qk as u32, LATENT.v as u32);
+    let decodes = choose.one_in(2);
+    raw.backward &= u32::from(!decodes);
+    let rows = latent_rows(limits, raw);
+    // Spans are multiples of what ranks and stripes cut them into, and so must leave room for few of them.
+    (raw.ranks, raw.stripe) = (raw.ranks.min((rows / 16).max(2)), raw.stripe.min(rows / 16));
+    let of_kv = rows / 2 / raw.sequences.len() as u32;
+    raw.group = choose.of(&LATENT_GROUPS).min(of_kv).min(limits.q_heads_max);
+    let of_q = of_kv / raw.group.max(1);
+    let longest = if decodes { choose.range(1, 3).min(of_q) } else { of_q };
+    let pairs = latent_pairs(limits, raw);
+    for sequence in &mut raw.sequences {
+        sequence.kv_len = sequence.kv_len.min(of_kv);
+        sequence.q_len = sequence.q_len.min(longest).min(pairs / sequence.kv_len.max(1));
+    }
+    hold_rows(raw, [of_q, of_kv]);
+}
+
+/// Keeps padding within a sequence's rows of each side, whose lengths are, and gaps and slack within a few.
+fn hold_rows(raw: &mut RawProblem, [of_q, of_kv]: [u32; 2]) {
+    let gap = of_q / 4;
+    for sequence in &mut raw.sequences {
+        sequence.q_padding = sequence.q_padding.min(of_q - sequence.q_len);
+        sequence.kv_padding = sequence.kv_padding.min(of_kv - sequence.kv_len);
+        (sequence.q_gap, sequence.kv_gap) = (sequence.q_gap.min(gap), sequence.kv_gap.min(gap));
+    }
+    (raw.q_slack, raw.kv_slack) = (raw.q_slack.min(gap), raw.kv_slack.min(gap));
+}
+
+/// Returns the visible pairs of one sequence that the widest budget leaves.
+fn latent_pairs(limits: &Limits, raw: &RawProblem) -> u32 {
+    let width = LATENT.qk * raw.group.max(1) as usize * raw.sequences.len();
+    (limits.products_max() / width as u64).min(u64::from(u32::MAX)) as u32
+}
+
+/// Returns the rows of one latent head that a case's elements leave.
+fn latent_rows(limits: &Limits, raw: &RawProblem) -> u32 {
+    let passes = 1 + u64::from(raw.backward & 1);
+    (limits.elements_max / passes / (LATENT.qk + LATENT.v) as u64).min(u64::from(u32::MAX)) as u32
 }
 
 /// Gives a case the largest budget.

@@ -10,6 +10,7 @@ use seamproof_oracle::{Algorithm, Form};
 use super::choices::Choices;
 use super::fixup::{EXACT_MODES, FORMS, LAYOUTS, PAGE_SIZES, SCALES, SINKS, SOFTCAPS, STEPS};
 use super::flaws::{MALFORMED, UNSUPPORTED};
+use super::limits::ORDINARY_DIM_MAX;
 use super::{Limits, RawProblem, RawSequence, aims};
 
 impl<'a> Arbitrary<'a> for RawProblem {
@@ -104,8 +105,14 @@ pub fn raw(u: &mut Unstructured<'_>, limits: &Limits) -> RawProblem {
     if choose.one_in(HARD_ONE_IN) {
         aims::hard(choose, &mut raw);
     }
+    if choose.one_in(LATENT_ONE_IN) {
+        aims::latent(choose, limits, &mut raw);
+    }
     raw
 }
+
+/// Number of cases among which one has latent heads.
+pub(super) const LATENT_ONE_IN: u32 = 85;
 
 /// Number of cases among which one has values that are hard for FP8.
 const HARD_ONE_IN: u32 = 12;
@@ -259,7 +266,7 @@ fn heads(choose: &mut Choices<'_, '_>, features: Features, limits: &Limits, raw:
     raw.kv_heads = if features.on(Feature::Heads) { choose.range(1, 4) } else { 1 };
     raw.group = if features.on(Feature::Groups) { choose.of(&GROUPS) } else { 1 };
     let dim = |choose: &mut Choices<'_, '_>| match features.on(Feature::OddDims) {
-        true if choose.one_in(3) => choose.range(1, limits.head_dim_max),
+        true if choose.one_in(3) => choose.range(1, limits.head_dim_max.min(ORDINARY_DIM_MAX)),
         true => choose.of(limits.dims),
         false => choose.of(&[8, 16, 16, 32, 64]),
     };

@@ -8,7 +8,8 @@
 //! 5. A case shrinks while it costs more than its budget of visible pairs · query heads · max(dqk, dv), or has more
 //!    elements than `elements_max`. Equal spans become packed ones where that saves half of the elements. Then the
 //!    larger head dimension loses a third. Where the heads weigh more, the KV heads halve instead, then the group,
-//!    down to one head of dimension 8. Then the sequence of the largest span halves. Then gaps and slack go.
+//!    down to one head of dimension 8. A latent KV head keeps its dimensions and at least two query heads. Then the
+//!    sequence of the largest span halves. Then gaps and slack go.
 //! 6. With context parallelism, the group gets 1 to 16 ranks, and every span becomes a multiple of what the balance
 //!    cuts it into. Where an algorithm deals heads, its parameter, or else the number of ranks, becomes the largest
 //!    one, not above the one asked for, over which the heads can be dealt.
@@ -38,7 +39,7 @@ use seamproof_oracle::{
 };
 
 use super::flaws::{MALFORMED, UNSUPPORTED};
-use super::limits::WIDEST_BUDGET;
+use super::limits::{LATENT, WIDEST_BUDGET};
 use super::value::slack;
 use super::{Draw, Limits, Malformed, RawProblem, RawSequence};
 use crate::exact;
@@ -563,8 +564,16 @@ impl Shape {
         saves_half
     }
 
+    /// Whether several query heads share one latent KV head.
+    fn is_latent(&self) -> bool {
+        self.dims == LATENT && self.kv_heads == 1 && self.group > 1
+    }
+
     /// Makes one step of heads or dimensions; returns false when they are as small as they get.
     fn shrink_heads(&mut self) -> bool {
+        if self.is_latent() {
+            return self.shrink_latent();
+        }
         let (largest, q_heads) = (self.dims.qk.max(self.dims.v), self.heads().q);
         if largest > DIM_KEPT && (q_heads == 1 || largest >= DIM_PER_HEAD * q_heads) {
             let smaller = largest * 2 / 3;
@@ -580,6 +589,15 @@ impl Shape {
             return false;
         }
         true
+    }
+
+    /// Halves the query heads of a latent head while several are left; returns whether it did.
+    fn shrink_latent(&mut self) -> bool {
+        let halves = self.group > 3;
+        if halves {
+            self.group /= 2;
+        }
+        halves
     }
 
     /// Halves the sequence with the largest span. Once all spans are empty, drops the rows that nobody owns. Returns the

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use seamproof_oracle::Dims;
+
 /// Choice of a budget that stands for the largest entry of any table ([`Limits`]). No draw has it.
 pub(super) const WIDEST_BUDGET: u32 = u32::MAX;
 
@@ -78,7 +80,7 @@ pub struct Limits {
     pub slack_max: u32,
     /// Largest number of query heads.
     pub q_heads_max: u32,
-    /// Largest head dimension, of keys or of values.
+    /// Largest head dimension, of keys or of values. Above 256 lie those of latent heads alone.
     pub head_dim_max: u32,
     /// Table of the largest ordinary length in a case.
     pub reaches: &'static [u32],
@@ -92,6 +94,11 @@ pub struct Limits {
     /// Largest number of elements ([`seamproof_oracle::Problem::elements`]) in a case.
     pub elements_max: u64,
 }
+
+/// Largest head dimension of a case without latent heads.
+pub(super) const ORDINARY_DIM_MAX: u32 = 256;
+/// Head dimensions of latent attention in its absorbed form ([`HEAD_DIM_MAX`](seamproof_oracle::limits::HEAD_DIM_MAX)).
+pub(super) const LATENT: Dims = Dims { qk: 576, v: 512 };
 
 const KI: u64 = 1 << 10;
 const MI: u64 = 1 << 20;
@@ -111,7 +118,7 @@ impl Limits {
             gap_max: 9,
             slack_max: 257,
             q_heads_max: 24,
-            head_dim_max: 256,
+            head_dim_max: 576,
             reaches: &[4, 8, 16, 24, 32, 48, 64, 96, 128, 192],
             tiles: &[4, 8, 16, 32, 64, 128],
             dims: &[8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 1, 2, 3, 5, 7, 9, 13, 17, 33, 65, 8, 16, 32],
@@ -148,7 +155,7 @@ impl Limits {
             gap_max: 5,
             slack_max: 65,
             q_heads_max: 12,
-            head_dim_max: 256,
+            head_dim_max: 576,
             reaches: &[2, 4, 8, 8, 16, 32],
             tiles: &[2, 4, 8, 16],
             dims: &[8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 1, 2, 3, 5, 7, 9, 1, 1, 2, 4, 8],
@@ -166,7 +173,7 @@ impl Limits {
             gap_max: 300,
             slack_max: 1024,
             q_heads_max: 12,
-            head_dim_max: 256,
+            head_dim_max: 576,
             reaches: &[512, 1024, 1024, 2048, 4096],
             tiles: &[64, 128, 256, 512, 1024],
             dims: &[64, 80, 96, 128, 192, 256, 16, 33, 64, 128],

@@ -24,6 +24,9 @@
 //! One case in twelve has values that are hard for what kernels in FP8 quantise: one weight far above all others, a
 //! maximum that grows late, large means, or zeros.
 //!
+//! One case in 85 has the shape of latent attention: head dimensions of 576 and 512, and one KV head of several query
+//! heads.
+//!
 //! **The order of choices is a format.** A corpus of fuzzer bytes keeps its meaning only as long as every choice
 //! stays in its place. Choices and entries of tables are added at the end, and a retired one leaves a hole (a repeat
 //! of its neighbour). Stored findings are problems, not bytes, and outlive any change here.

@@ -2,7 +2,8 @@ use std::collections::BTreeSet;
 
 use seamproof_oracle::{Algorithm, Format, Pass, ProblemFields};
 
-use super::drawing::ILLEGAL_ONE_IN;
+use super::drawing::{ILLEGAL_ONE_IN, LATENT_ONE_IN};
+use super::limits::{LATENT, ORDINARY_DIM_MAX};
 use super::*;
 use crate::census::is_legal;
 
@@ -154,7 +155,7 @@ fn a_campaign_is_the_same_bytes_on_every_machine() {
         };
         hasher.update(&serde_json::to_vec(&(raw, fields)).expect("plain data"));
     }
-    assert_eq!(hasher.finalize().to_hex()[..16], *"15e1414d7a6a8cd6");
+    assert_eq!(hasher.finalize().to_hex()[..16], *"9592424d1a2927d1");
 }
 
 #[test]
@@ -261,6 +262,58 @@ fn one_case_in_twenty_is_illegal_and_half_of_these_malformed() {
         Malformed::rules().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
     );
     assert!(2 * backward > CASES);
+}
+
+/// Whether several query heads share one latent KV head.
+fn is_latent(problem: &Problem) -> bool {
+    problem.dims == LATENT && problem.heads.kv == 1 && problem.heads.q > 1
+}
+
+#[test]
+fn one_case_in_85_has_latent_heads() {
+    for profile in Profile::ALL {
+        let limits = profile.limits();
+        let drawn = (0..CASES).filter_map(|index| match draw(13, index, &limits) {
+            Draw::Problem(problem) => Some(problem),
+            Draw::Malformed(_) => None,
+        });
+        let wide: Vec<Problem> =
+            drawn.filter(|problem| problem.dims.qk.max(problem.dims.v) > ORDINARY_DIM_MAX as usize).collect();
+        let latent = wide.iter().filter(|problem| is_latent(problem)).count() as u64;
+        let expected = CASES / u64::from(LATENT_ONE_IN);
+        assert!(latent.abs_diff(expected) < expected / 4, "{profile}: {latent}");
+        // Others are problems that must be refused, whose flaw is in their heads.
+        assert!(wide.iter().all(|problem| is_latent(problem) || !is_legal(problem)), "{profile}");
+        let count = |holds: fn(&Problem) -> bool| wide.iter().filter(|problem| holds(problem)).count() as u64;
+        let counts = [
+            count(|problem| problem.pairs() > 0),
+            count(|problem| problem.heads.q > 3),
+            count(|problem| problem.pass == Pass::Backward),
+            count(|problem| problem.parallel.size() > 1),
+            count(|problem| problem.pages.is_some()),
+            count(|problem| problem.mode.is_exact()),
+        ];
+        assert!(counts.into_iter().all(|count| count > 3), "{profile}: {counts:?}");
+        assert!(3 * counts[0] > 2 * latent, "{profile}: {counts:?} of {latent}");
+    }
+}
+
+#[test]
+fn a_latent_head_outlives_the_budget() {
+    for profile in Profile::ALL {
+        let sequence = RawSequence { q_len: 4096, kv_len: 4096, ..RawSequence::default() };
+        let raw = RawProblem {
+            sequences: vec![sequence; 2],
+            kv_heads: 1,
+            group: 12,
+            qk_dim: LATENT.qk as u32,
+            v_dim: LATENT.v as u32,
+            backward: 1,
+            ..RawProblem::default()
+        };
+        let Draw::Problem(problem) = fixup(&raw, &profile.limits()) else { panic!("{raw:?}") };
+        assert!(is_latent(&problem) && problem.pairs() > 0, "{problem:?}");
+    }
 }
 
 /// Plants every entry of the tables of flaws, with every variant, in many different cases.

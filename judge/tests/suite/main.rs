@@ -26,6 +26,7 @@ mod identity;
 mod identity_table;
 mod judge;
 mod judge_faults;
+mod latent;
 mod lse;
 mod many_sequences;
 mod odd_shapes;

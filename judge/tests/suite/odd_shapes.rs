@@ -19,9 +19,10 @@ use seamproof_oracle::{
 type Edit = fn(&mut ProblemFields);
 
 /// Shapes by name, each an edit of [`fields`].
-const SHAPES: [(&str, Edit); 23] = [
+const SHAPES: [(&str, Edit); 24] = [
     ("head dim 8", |f| f.dims = Dims { qk: 8, v: 8 }),
     ("head dim 256", |f| f.dims = Dims { qk: 256, v: 256 }),
+    ("a latent head", |f| f.dims = Dims { qk: 576, v: 512 }),
     ("dv above dqk", |f| f.dims = Dims { qk: 8, v: 40 }),
     ("dv below dqk", |f| f.dims = Dims { qk: 40, v: 3 }),
     ("head dim 1", |f| f.dims = Dims { qk: 1, v: 1 }),
