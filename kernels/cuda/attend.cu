@@ -10,7 +10,7 @@
 #include "common.cuh"
 
 constexpr u32 FULL = 0xffffffffu;
-constexpr int DIM_MAX = 256;
+constexpr int DIM_MAX = 576;
 // Lanes of a row that a thread holds.
 constexpr int EACH = DIM_MAX / 32;
 
@@ -178,6 +178,7 @@ __device__ __forceinline__ void put_zeros(const View& view, i64 place, int dim) 
 __device__ __forceinline__ void add_row(float (&sum)[EACH], float factor, const View& view, i64 place, int dim) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
+        if (32 * i >= dim) break;
         const int lane = threadIdx.x % 32 + 32 * i;
         if (lane < dim) sum[i] += factor * get(view, place + lane);
     }
@@ -188,6 +189,7 @@ __device__ __forceinline__ void put_row(
 ) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
+        if (32 * i >= dim) break;
         const int lane = threadIdx.x % 32 + 32 * i;
         if (lane < dim) put(view, place + lane, factor * sum[i]);
     }

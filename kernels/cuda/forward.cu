@@ -24,11 +24,19 @@
 // come with it. They are hidden, and zeros in V. Weights are multiplied by 2^8 and rounded to e4m3, and P · V of a block is a
 // sum of its own, which is added to O in f32: the unit keeps 13 bits. Descales are numbers of a segment and head.
 //
-// Instances: DIM, the largest head dim (64, 128, and in FP8 or GENERAL 256), and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN:
+// With head dims over 256 (latent attention: 576 of q and k, 512 of v) two groups have the same rows. Both make their scores and
+// weights, and each has half of O's lanes.
+//
+// Instances: DIM, the largest head dim (64, 128, in FP8 or GENERAL 256, and in GENERAL 576), and TYPE (BF16, FP16 or E4M3); GENERAL (hopper.cuh). PLAN:
 // with the planning kernel.
 #include "common.cuh"
 #include "codes.cuh"
 #include "hopper.cuh"
+
+// Whether groups have the same rows, and each its part of V's lanes; the lanes of V, and of O in a group.
+constexpr bool SHARES_ROWS = DIM > 256;
+constexpr int LANES_OF_V = DIM > 512 ? 512 : DIM, LANES_OF_O = SHARES_ROWS ? LANES_OF_V / 2 : LANES_OF_V;
+constexpr int PANELS_OF_V = (LANES_OF_V + PANEL_LANES - 1) / PANEL_LANES;
 
 // What the planning kernel makes of the tables. A row of the tensors is `step * index + phase`, the same step for all.
 struct alignas(16) PlannedRows {
@@ -155,14 +163,14 @@ struct Block {
     int hidden;
 };
 
-// GROUPS consumers of 64 rows, blocks of KEYS keys, so many tiles and blocks in the rings of Q, K and V, CLUSTER blocks of
+// GROUPS consumers of 64 rows, which are the same where groups share rows, blocks of KEYS keys, so many tiles and blocks in the rings of Q, K and V, CLUSTER blocks of
 // threads together. A block has TEAMS of consumers, each with its own producer, tiles and rings.
 template <int GROUPS_, int KEYS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int CLUSTER_ = 1, int TEAMS_ = 1>
 struct Config {
     static constexpr int GROUPS = GROUPS_, KEYS = KEYS_, CLUSTER = CLUSTER_, TEAMS = TEAMS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
-    static constexpr int ROWS = 64 * GROUPS, TEAM = 128 * GROUPS, CONSUMERS = TEAM * TEAMS;
-    static constexpr int Q_BYTES = ROWS * PANELS * 128, K_BYTES = KEYS * PANELS * 128, V_BYTES = KEYS * DIM * ELEMENT;
+    static constexpr int ROWS = SHARES_ROWS ? 64 : 64 * GROUPS, TEAM = 128 * GROUPS, CONSUMERS = TEAM * TEAMS;
+    static constexpr int Q_BYTES = ROWS * PANELS * 128, K_BYTES = KEYS * PANELS * 128, V_BYTES = KEYS * LANES_OF_V * ELEMENT;
     static constexpr int TEAM_BYTES = 1024 + Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES;
     // Behind the consumers 128 threads, of which each team has one producer; they leave most of their registers to consumers.
     // A block has those of its launch and no more: it would wait for others for ever.
@@ -177,7 +185,7 @@ struct Config {
     // Whether a group's products in FP8 follow each other.
     static constexpr bool IN_TURN = IS_FP8 && (DIM == 256 || GROUPS * TEAMS > 2);
     // Whether a tile's rows may be of several heads.
-    static constexpr bool PACKS = GROUPS == 3 && DIM == 128;
+    static constexpr bool PACKS = GROUPS == 3 && DIM == 128 || SHARES_ROWS;
     // In turn and with three groups or teams in FP8 the producer needs more than 40. 56 leave consumers 152, as 40 would.
     static constexpr int PRODUCER_REGISTERS = IS_FP8 && GROUPS * TEAMS > 2 ? 56 : DIM == 64 && !IS_FP8 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (REGISTERS - 128 * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
@@ -331,6 +339,10 @@ using Long = Config<DIM == 128 ? 2 : 3, 128, 2, 4, 4>;
 KERNEL(Long, long)
 using Short = Config<1, 128, 1, 2, 2, 1, 3>;
 KERNEL(Short, short)
+#elif DIM > 256
+// Two blocks of so many keys are what shared memory holds beside Q.
+using Long = Config<2, 32, 1, 2, 2>;
+KERNEL(Long, long)
 #elif DIM == 256
 // O has 128 registers, so that there are two groups, and as many keys a block as shared memory holds twice.
 using Long = Config<2, 80, 1, 2, 2>;

@@ -248,23 +248,26 @@ __device__ __forceinline__ void scores(float (&s)[C::KEYS / 2], u32 q, u32 k) {
 }
 
 template <class C>
-__device__ __forceinline__ void values(float (&o)[DIM / 2], const u32 (&p)[C::KEYS / 4], u32 v) {
+__device__ __forceinline__ void values(float (&o)[LANES_OF_O / 2], const u32 (&p)[C::KEYS / 4], u32 v) {
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; ++step)
-        value_step<DIM>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+        value_step<LANES_OF_O>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
                                       v + step * (2048 >> 4));
 }
 
 // The first of the groups' named barriers.
 constexpr int OF_GROUP = 1;
 
-// Rows of V past the end of the keys become zero: their weights are, but 0 · NaN is not. Each group does so for itself and
-// waits for no other, which writes the same zeros.
+// The panels of V that a group's lanes of O lie in.
+constexpr int PANELS_OF_O = (LANES_OF_O + PANEL_LANES - 1) / PANEL_LANES;
+
+// Rows of V past the end of the keys become zero in a group's lanes, from `v_at` on: their weights are, but 0 · NaN is not. Each
+// group does so for itself and waits for no other, which writes the same zeros where it has the same lanes.
 template <class C>
 __device__ __forceinline__ void clear_tail(u32 v_at, int valid) {
-    const int count = (C::KEYS - valid) * PANELS * 8;
+    const int count = (C::KEYS - valid) * PANELS_OF_O * 8;
     for (int i = threadIdx.x % 128; i < count; i += 128) {
-        const int row = valid + i / (PANELS * 8), panel = i / 8 % PANELS;
+        const int row = valid + i / (PANELS_OF_O * 8), panel = i / 8 % PANELS_OF_O;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v_at + panel * C::KEYS * 128 + row * 128 + i % 8 * 16),
                      "r"(0)
                      : "memory");
@@ -319,9 +322,11 @@ __device__ __forceinline__ Ended end_of(
     return {lse, weight / total, !real || sum == 0.0f};
 }
 
+// `first_lane`: the group's first lane of O.
 template <class C, int HALF>
 __device__ __forceinline__ void store(
-    const Args& a, const Tile& tile, const Factors& factors, const Rows& rows, const float (&o)[DIM / 2], int row
+    const Args& a, const Tile& tile, const Factors& factors, const Rows& rows, const float (&o)[LANES_OF_O / 2], int row,
+    int first_lane
 ) {
     const int packed = packed_log2<C>(a), r = row + 8 * HALF >> packed;
     const int head = tile.head + (row + 8 * HALF & (1 << packed) - 1);
@@ -332,35 +337,36 @@ __device__ __forceinline__ void store(
     const Ended ended = end_of(a, factors.of_scores, head, real, base, rows.rest[HALF] * LN_2, quad_sum(rows.sum[HALF]));
     const float factor = ended.factor * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
-    if (threadIdx.x % 4 == 0 && write) put(a.lse, place_of(a.lse, at, head), ended.lse);
-    float mine[DIM / 4];
+    if (threadIdx.x % 4 == 0 && write && first_lane == 0) put(a.lse, place_of(a.lse, at, head), ended.lse);
+    float mine[LANES_OF_O / 4];
 #pragma unroll
-    for (int i = 0; i < DIM / 4; ++i) mine[i] = ended.empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
-    const i64 place = place_of(a.out, at, head);
+    for (int i = 0; i < LANES_OF_O / 4; ++i) mine[i] = ended.empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;
+    const i64 place = place_of(a.out, at, head) + first_lane;
+    const int lanes = a.dim_v - first_lane;
     if (IS_GENERAL && a.by_threads) {
 #pragma unroll
-        for (int i = 0; i < DIM / 4; ++i) {
+        for (int i = 0; i < LANES_OF_O / 4; ++i) {
             const int lane = i / 2 * 8 + 2 * (threadIdx.x % 4) + i % 2;
-            if (write && lane < a.dim_v) put(a.out, place + lane, mine[i]);
+            if (write && lane < lanes) put(a.out, place + lane, mine[i]);
         }
         return;
     }
     if (a.out.format == F32) {
         if (!write) return;
 #pragma unroll
-        for (int j = 0; j < DIM / 8; ++j)
-            if (8 * j < a.dim_v)
+        for (int j = 0; j < LANES_OF_O / 8; ++j)
+            if (8 * j < lanes)
             *(float2*)((float*)a.out.base + place + 8 * j + 2 * (threadIdx.x % 4)) =
                 make_float2(mine[2 * j], mine[2 * j + 1]);
         return;
     }
 #pragma unroll
-    for (int j = 0; j < DIM / 8; j += 4) {
+    for (int j = 0; j < LANES_OF_O / 8; j += 4) {
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = pair_of(mine[2 * (j + i)], mine[2 * (j + i) + 1]);
         transpose(words);
-        if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)
+        if (write && 8 * (j + (int)threadIdx.x % 4) < lanes)
             *(uint4*)((u16*)a.out.base + place + 8 * (j + threadIdx.x % 4)) =
                 make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -386,11 +392,14 @@ __device__ __forceinline__ void attend_codes(
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) {
     const u32 thread = kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM), group = uniform(thread / 128);
-    const int row = thread / 32 * 16 + thread % 32 / 4;
+    // Its part of the tile, of rows or of O's lanes.
+    const u32 rows_at = SHARES_ROWS ? 0 : group, lanes_at = SHARES_ROWS ? group : 0;
+    const u32 in_rows = SHARES_ROWS ? thread % 128 : thread;
+    const int row = in_rows / 32 * 16 + in_rows % 32 / 4;
     Ring<2> tile_ring;
     auto q_ring = [&]() { return Ring<C::Q_STAGES>{tile_ring.turns}; };
     Ring<C::K_STAGES> k_ring;
-    float o[DIM / 2], s[C::KEYS / 2];
+    float o[LANES_OF_O / 2], s[C::KEYS / 2];
     u32 p[C::KEYS / 4];
     // Nothing is read: those threads wait that release, and the others for them, so that none misses a phase.
     auto pass_over = [&](int count) {
@@ -414,7 +423,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         auto blocks_of_group = [&]() {
             const u32 tile = shared.tile(tile_ring.stage());
             const int4 limits = get_four(tile, 1);
-            const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * group;
+            const int rows_of_group = 64 >> packed_log2<C>(a), first = rows_of_group * rows_at;
             return blocks_for<C>(get_brought(tile), {limits.y + first, limits.z + first}, limits.x - first, limits.w, rows_of_group,
                                  get_factors(a, tile).hidden);
         };
@@ -422,10 +431,10 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         blocks.all = uniform(blocks.all);
         Rows rows;
 #pragma unroll
-        for (int i = 0; i < DIM / 2; ++i) o[i] = 0.0f;
+        for (int i = 0; i < LANES_OF_O / 2; ++i) o[i] = 0.0f;
         if constexpr (C::GROUPS * C::CLUSTER > 1) pass_over(blocks.before);
         if (blocks.all > 0) {
-            const u32 q = descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);
+            const u32 q = descriptor(shared.q(q_ring().stage()) + rows_at * 64 * 128, 0);
             if constexpr (IS_FP8) {
                 const float scale_log2 = get_factors(a, shared.tile(tile_ring.stage())).of_scores * LOG2_E;
                 attend_codes<C>(shared, tile_ring, q, blocks, scale_log2, k_ring, rows, o);
@@ -441,7 +450,8 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 auto wait_keys = [&]() { barrier_wait(shared.k_full(k_ring.stage()), k_ring.parity()); };
                 // V of the block whose scores were taken last.
                 auto v_ring = [&]() { return Ring<C::V_STAGES>{k_ring.turns - 1}; };
-                auto values_at = [&]() { return uniform(descriptor(shared.v(v_ring().stage()), C::KEYS * 128)); };
+                auto lanes_of_values = [&]() { return shared.v(v_ring().stage()) + lanes_at * PANELS_OF_O * C::KEYS * 128; };
+                auto values_at = [&]() { return uniform(descriptor(lanes_of_values(), C::KEYS * 128)); };
                 auto wait_values = [&]() { barrier_wait(shared.v_full(v_ring().stage()), v_ring().parity()); };
                 auto start_scores = [&]() {
                     hold(s);
@@ -462,7 +472,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                     if (IS_GENERAL && a.inner != 0.0f) cap_scores<C>(s, a.inner);
                     if constexpr (ragged)
                         mask<C>(s, get_bounds(shared.tile(tile_ring.stage())), get_sink_tokens(shared.tile(tile_ring.stage())),
-                                block, thread, packed_log2<C>(a));
+                                block, in_rows, packed_log2<C>(a));
                     grew = raise_bases<C>(s, rows, factor, a.scale_log2, !ragged);
                     // In the second row's two parts: a row's sum is the same wherever in a tile it lies.
                     weigh_row<C, 0>(s, rows, a.scale_log2, 0, EARLY);
@@ -477,13 +487,13 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
                 };
                 auto clear_values = [&]() {
                     wait_values();
-                    if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);
+                    if (valid < C::KEYS) clear_tail<C>(lanes_of_values(), valid);
                 };
                 // O += P · V of the block whose weights were made last.
                 auto start_values = [&](u32 v) {
                     if (grew) {
 #pragma unroll
-                        for (int i = 0; i < DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
+                        for (int i = 0; i < LANES_OF_O / 2; ++i) o[i] *= factor[i / 2 % 2];
                     }
                     hold(o);
                     wgmma_fence();
@@ -539,7 +549,7 @@ __device__ __forceinline__ void consume(const Args& a, const Shared<C>& shared) 
         __syncwarp();
         release(shared.tile_empty(tile_ring.stage()), thread);
         tile_ring.advance();
-        store<C, 0>(a, done, factors, rows, o, row);
-        store<C, 1>(a, done, factors, rows, o, row);
+        store<C, 0>(a, done, factors, rows, o, row, lanes_at * LANES_OF_O);
+        store<C, 1>(a, done, factors, rows, o, row, lanes_at * LANES_OF_O);
     }
 }

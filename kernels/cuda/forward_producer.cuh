@@ -46,14 +46,15 @@ __device__ __forceinline__ void load_rows(
     const Args& a, u32 to, u32 bar, int rows, int head, int phase, int index, int packed_log2 = 0
 ) {
     if (IS_GENERAL && a.by_threads) {
-        bring_elements(to, a.elements[WHICH], rows, head, phase, index, packed_log2);
+        bring_elements<WHICH == V ? LANES_OF_V : DIM>(to, a.elements[WHICH], rows, head, phase, index, packed_log2);
         arrive_together(bar);
         return;
     }
-    expect_together(bar, rows * PANELS * 128);
+    constexpr int COUNT = WHICH == V ? PANELS_OF_V : PANELS;
+    expect_together(bar, rows * COUNT * 128);
     if (leads())
 #pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel)
+        for (int panel = 0; panel < COUNT; ++panel)
             load_box(to + panel * rows * 128, map_of<WHICH>(a), bar, panel * PANEL_LANES, head, phase, index);
 }
 

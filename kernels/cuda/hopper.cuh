@@ -1,5 +1,5 @@
 // Hopper's own: bulk tensor copies and their barriers, products on tensor cores (wgmma), and conversions that are made for
-// speed. For sources that are compiled with DIM (64, 128 or 256: the largest head dim) and TYPE (BF16, FP16 or E4M3); common.cuh
+// speed. For sources that are compiled with DIM (64, 128, 256 or 576: the largest head dim) and TYPE (BF16, FP16 or E4M3); common.cuh
 // comes before it.
 //
 // A *general* instance takes what the others leave out: a soft cap, and tensors that the copy engine does not bring, since their
@@ -166,12 +166,13 @@ __device__ __forceinline__ void put_elements(u32 to, const u16* from, int lanes)
 // Brings `count` rows to shared memory as the copy engine would, swizzled, in panels, with zeros past the tensor's rows and lanes:
 // eight lanes a thread of the warp. Row r is row r >> packed_log2 from `index` on, of head r % 2^packed_log2 from `head` on.
 // Tensor cores see it after the next barrier.
+template <int LANES = DIM>
 __device__ __forceinline__ void bring_elements(
     u32 to, const Elements& from, int count, int head, int phase, int index, int packed_log2 = 0
 ) {
 #pragma unroll 1
-    for (int i = lane_of_warp(); i < count * (DIM / 8); i += 32) {
-        const int r = i / (DIM / 8), eighth = i % (DIM / 8), row = index + (r >> packed_log2);
+    for (int i = lane_of_warp(); i < count * (LANES / 8); i += 32) {
+        const int r = i / (LANES / 8), eighth = i % (LANES / 8), row = index + (r >> packed_log2);
         const i64 place = place_of(from.view, (i64)from.step * row + phase, head + (r & (1 << packed_log2) - 1));
         const u16* const codes = (const u16*)from.view.base + place + 8 * eighth;
         const int lanes = (u32)row < (u32)from.rows ? from.dim - 8 * eighth : 0;

@@ -59,6 +59,11 @@ const WIDEST: &[&[&str]] = &[
     &["--fmad=false", "-DDIM=256", "-DTYPE=1", "-DGENERAL"],
     &["--fmad=false", "-DDIM=256", "-DTYPE=2", "-DGENERAL"],
 ];
+/// The forward with head dims over 256.
+const LATENT: &[&[&str]] = &[
+    &["--fmad=false", "-DDIM=576", "-DTYPE=1", "-DGENERAL"],
+    &["--fmad=false", "-DDIM=576", "-DTYPE=2", "-DGENERAL"],
+];
 /// The forward and the backward in FP8: 3 is e4m3.
 const TENSOR_CORES_FP8: &[&[&str]] =
     &[&["--fmad=false", "-DDIM=128", "-DTYPE=3"], &["--fmad=false", "-DDIM=64", "-DTYPE=3"]];
@@ -67,7 +72,7 @@ const WIDE_FP8: &[&[&str]] = &[&["--fmad=false", "-DDIM=256", "-DTYPE=3"]];
 
 /// A file: its name, its text, and the options of each instance.
 type File = (&'static str, &'static str, &'static [&'static [&'static str]]);
-const FILES: [File; 15] = [
+const FILES: [File; 16] = [
     ("rows.cu", include_str!("../cuda/rows.cu"), &[TWINS_BITS]),
     ("rotation.cu", include_str!("../cuda/rotation.cu"), &[TWINS_BITS]),
     ("merge.cu", include_str!("../cuda/merge.cu"), &[TWINS_BITS]),
@@ -78,6 +83,7 @@ const FILES: [File; 15] = [
     ("turned.cu", include_str!("../cuda/turned.cu"), &[TWINS_BITS]),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES),
     ("forward.cu", include_str!("../cuda/forward.cu"), WIDEST),
+    ("forward.cu", include_str!("../cuda/forward.cu"), LATENT),
     ("forward.cu", include_str!("../cuda/forward.cu"), WIDE_FP8),
     ("forward.cu", include_str!("../cuda/forward.cu"), TENSOR_CORES_FP8),
     ("backward.cu", include_str!("../cuda/backward.cu"), TENSOR_CORES),
@@ -100,7 +106,7 @@ const OVERLAPPING_KERNELS: [&str; 2] = ["forward_split_", "forward_merge_"];
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
 /// block.
-pub(crate) const SHARING: [(&str, usize); 16] = [
+pub(crate) const SHARING: [(&str, usize); 17] = [
     ("backward_fp8_tiles_", 384),
     ("backward_short_", 384),
     ("backward_tiles_", 384),
@@ -112,6 +118,7 @@ pub(crate) const SHARING: [(&str, usize); 16] = [
     ("forward_fp8_short_64", 512),
     ("forward_long_128_", 512),
     ("forward_long_256_", 384),
+    ("forward_long_576_", 384),
     ("forward_long_64_", 512),
     ("forward_middle_128_", 512),
     ("forward_paired_128_", 384),

@@ -25,7 +25,7 @@ use seamproof_kernels::attend::{KEY_TILE, WeightFormats};
 use seamproof_kernels::backward::{DqOrder, KEYS_BY_TURNS, Walks};
 use seamproof_kernels::cache::Cache;
 use seamproof_kernels::device::{self, DeviceOptions, TileLaunch, Workspace};
-use seamproof_kernels::forward::{AttentionKernels, Instance};
+use seamproof_kernels::forward::{AttentionKernels, Instance, LATENT_DIMS};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::gpu::{self, Gpu, PLANNERS_LEAST};
 use seamproof_kernels::source::sources;
@@ -106,14 +106,16 @@ impl Default for Cuda {
 /// Leaves problems of one instance of the kernels on tensor cores in a table. Of those with head dims up to 128 that
 /// only the general instance takes, they are the ones whose head dims are no multiples of 8.
 fn of_one_instance(table: &mut Table, instance: Instance) {
+    let [most, most_v] = LATENT_DIMS;
     let dims = match instance {
-        Instance::Narrow => Sizes::multiples(8, 64, 8),
-        Instance::Wide => Sizes::multiples(72, 128, 8),
-        Instance::General => Sizes::new((1..=128).filter(|dim| dim % 8 > 0)),
-        Instance::Widest => Sizes::multiples(129, 256, 1),
+        Instance::Narrow => [Sizes::multiples(8, 64, 8), Sizes::multiples(8, 64, 8)],
+        Instance::Wide => [Sizes::multiples(72, 128, 8), Sizes::multiples(72, 128, 8)],
+        Instance::General => [(); 2].map(|()| Sizes::new((1..=128).filter(|dim| dim % 8 > 0))),
+        Instance::Widest => [Sizes::multiples(129, 256, 1), Sizes::multiples(129, 256, 1)],
+        Instance::Latent => [Sizes::multiples(257, most, 1), Sizes::multiples(1, most_v, 1)],
     };
-    let dims = dims.expect("sizes that are named here");
-    table.dims = HeadDims { qk: dims.clone(), v: dims, ..table.dims };
+    let [qk, v] = dims.map(|dims| dims.expect("sizes that are named here"));
+    table.dims = HeadDims { qk, v, ..table.dims };
     if matches!(instance, Instance::Narrow | Instance::Wide) {
         table.softcap = false;
         table.masks.kinds.retain(|kind| !matches!(kind, MaskKind::Prefix | MaskKind::SinkTokens));

@@ -163,7 +163,7 @@ impl Suspect {
                     let blocks = Some(NonZeroUsize::MIN);
                     backends::on_gpu(fault, Cuda { blocks, ..cuda(seed, attention) })
                 }
-                Launched::Widest => backends::on_gpu(fault, cuda(seed, LONG)),
+                Launched::Widest | Launched::Latent => backends::on_gpu(fault, cuda(seed, LONG)),
                 Launched::Walking(walks) => {
                     backends::on_gpu(fault, Cuda { walks: Some(walks), ..cuda(seed, LONG) })
                 }
@@ -246,8 +246,12 @@ impl Suspect {
                         let drawn = drawn.filter(move |problem| comes_to(fault, problem));
                         Box::new(drawn.filter(taken).take(CASES_MAX))
                     }
-                    Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => asked_of(CudaFp8::default(), seed),
-                    Launched::Fp8Backward => asked_of(fp8_backward(), seed),
+                    Launched::Latent => {
+                        let instance = Some(Instance::Latent);
+                        asked_of(&Cuda { instance, ..cuda(seed, LONG) }, seed)
+                    }
+                    Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => asked_of(&CudaFp8::default(), seed),
+                    Launched::Fp8Backward => asked_of(&fp8_backward(), seed),
                 }
             }
         })
@@ -271,8 +275,8 @@ fn fp8_backward() -> CudaFp8 {
     CudaFp8 { backward: true, ..CudaFp8::default() }
 }
 
-/// Returns drawn problems as a subject in FP8 is asked them.
-fn asked_of(subject: CudaFp8, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
+/// Returns drawn problems as a subject is asked them.
+fn asked_of(subject: &dyn Backend, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
     let table = subject.declaration().table;
     let drawn = drawn(seed, Limits::quick()).map(move |problem| table.asked(problem));
     Box::new(drawn.take(CASES_MAX))
@@ -298,7 +302,7 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
         // All other instances have another shape in its place.
         Launched::Attention(AttentionKernels::Of(TileShape::Paired)) => instance == Instance::Wide,
         Launched::Widest => is_reached && instance == Instance::Widest,
-        _ if instance == Instance::Widest => false,
+        _ if matches!(instance, Instance::Widest | Instance::Latent) => false,
         Launched::Walking(_) => {
             let walks = |sequence: &Sequence| sequence.q.len > WALKED && sequence.kv.len > WALKED;
             is_reached

@@ -22,7 +22,7 @@ pub use tables::CallTables;
 pub(crate) use tables::{RawCall, RawSegments, SEGMENT_BYTES};
 
 /// The largest head dimension.
-pub const DIM_MAX: usize = 256;
+pub const DIM_MAX: usize = 576;
 /// The number of keys whose scores share a maximum.
 pub const KEY_TILE: usize = 32;
 /// Rows that a block works on at once: one for each warp.

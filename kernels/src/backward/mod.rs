@@ -212,7 +212,7 @@ pub fn refusal(call: &CallTables, operands: &BackwardOperands) -> Option<String>
     let BackwardOperands { forward, ds, dout, gradients } = *operands;
     let q = forward.formats[0];
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
-    forward::refusal_of_both(call, &forward)
+    forward::refusal_of_both(call, &forward, [DIM_MAX; 2])
         .or_else(|| refused(dout != q, &|| format!("dout in {dout} beside {q}")))
         .or_else(|| refused(ds != q, &|| format!("dS in {ds} beside {q}")))
         .or_else(|| {

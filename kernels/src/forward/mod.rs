@@ -1,7 +1,7 @@
 //! The forward on Hopper's tensor cores (see `forward.cu`): what it takes, and its launch.
 //!
 //! It takes an [`AttentionCall`](seamproof_simulator::AttentionCall) with q, k and v in bf16 or fp16, head dims up to
-//! [`DIM_MAX`], and a positive scale. [`refusal`] names what it does not take.
+//! [`LATENT_DIMS`], and a positive scale. [`refusal`] names what it does not take.
 //!
 //! The GPU makes a call's plan from its tables. So a recorded launch may be repeated with other real lengths in the
 //! same tables, and with the owned rows dealt otherwise to as many segments. The lengths that the host knows choose a
@@ -29,8 +29,11 @@ pub use shape::{AttentionKernels, Instance, TileShape};
 pub(crate) use shape::{SHORT_ROWS, shared_of};
 pub(crate) use split::THREADS as SPLIT_THREADS;
 
-/// The largest head dimension.
+/// The largest head dimension of both passes.
 pub const DIM_MAX: usize = 256;
+/// The largest head dimensions of q and k, and of v, in a forward alone: those of latent attention, where a value is the 512
+/// latent lanes of its key (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>).
+pub const LATENT_DIMS: [usize; 2] = [576, 512];
 /// The largest head dimension of every instance but the widest one.
 pub(crate) const WIDE_DIM: usize = 128;
 /// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
@@ -121,11 +124,15 @@ unsafe impl Argument for RawPlan {}
 /// Returns what there is in a call that the kernel does not take; `None` where it takes the call.
 pub fn refusal(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
     let of_backward = call.has_bands_of_keys().then(|| "a prefix in a backward's tables".to_owned());
-    of_backward.or_else(|| refusal_of_both(call, operands))
+    of_backward.or_else(|| refusal_of_both(call, operands, LATENT_DIMS))
 }
 
-/// Returns what there is in a call that neither the forward takes nor the backward.
-pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> Option<String> {
+/// Returns what there is in a call that neither the forward takes nor the backward, of which one takes head dims up to `most`.
+pub(crate) fn refusal_of_both(
+    call: &CallTables,
+    operands: &ForwardOperands,
+    most: [usize; 2],
+) -> Option<String> {
     let ForwardOperands { formats: [q, k, v], out, p, dims } = *operands;
     let refused = |what: bool, name: &dyn Fn() -> String| what.then(name);
     refused(!matches!(q, Format::Bf16 | Format::Fp16) || q != k || q != v, &|| {
@@ -134,8 +141,8 @@ pub(crate) fn refusal_of_both(call: &CallTables, operands: &ForwardOperands) -> 
     .or_else(|| refused(p != q, &|| format!("P in {p} beside {q}")))
     .or_else(|| refused(out != q && out != Format::F32, &|| format!("out in {out} beside {q}")))
     .or_else(|| {
-        let served = |dim: usize| (1..=DIM_MAX).contains(&dim);
-        refused(!dims.into_iter().all(served), &|| format!("head dims {} and {}", dims[0], dims[1]))
+        let served = dims.into_iter().zip(most).all(|(dim, most)| (1..=most).contains(&dim));
+        refused(!served, &|| format!("head dims {} and {}", dims[0], dims[1]))
     })
     .or_else(|| refusal_of_numbers(call))
     .or_else(|| refused(!call.is_of_one_step(), &|| "rows of several steps".to_owned()))

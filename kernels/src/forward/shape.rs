@@ -6,7 +6,7 @@ use std::ops::Range;
 use seamproof_oracle::{Format, Softmax};
 use seamproof_simulator::{AttentionCall, Segment};
 
-use super::{DIM_MAX, ForwardOperands, WIDE_DIM, refusal, split};
+use super::{DIM_MAX, ForwardOperands, LATENT_DIMS, WIDE_DIM, refusal, split};
 use crate::attend::{CallSummary, CallTables};
 use crate::device::TileLaunch;
 use crate::view::View;
@@ -71,13 +71,16 @@ pub enum Instance {
     /// All calls with head dims up to 128: with a soft cap, with sink tokens beside a window, with a prefix in a backward, and
     /// with rows that threads have to bring.
     General,
-    /// All calls with head dims over 128.
+    /// All calls with head dims over 128, up to 256.
     Widest,
+    /// Forwards with head dims over 256.
+    Latent,
 }
 
 impl Instance {
     /// All instances.
-    pub const ALL: [Instance; 4] = [Instance::Narrow, Instance::Wide, Instance::General, Instance::Widest];
+    pub const ALL: [Instance; 5] =
+        [Instance::Narrow, Instance::Wide, Instance::General, Instance::Widest, Instance::Latent];
 
     /// Returns the name.
     pub fn name(self) -> &'static str {
@@ -86,6 +89,7 @@ impl Instance {
             Instance::Wide => "wide",
             Instance::General => "general",
             Instance::Widest => "widest",
+            Instance::Latent => "latent",
         }
     }
 
@@ -105,7 +109,9 @@ impl Instance {
 
     /// Returns the instance for a call whose segments are bands, on tensors that lie on 16 bytes.
     pub fn of_bands(softmax: &Softmax, dims: [usize; 2]) -> Instance {
-        if dims.into_iter().any(|dim| dim > WIDE_DIM) {
+        if dims.into_iter().any(|dim| dim > DIM_MAX) {
+            Instance::Latent
+        } else if dims.into_iter().any(|dim| dim > WIDE_DIM) {
             Instance::Widest
         } else if softmax.softcap.is_some() || !are_vectors(dims) {
             Instance::General
@@ -136,7 +142,7 @@ impl Instance {
 
     /// Returns whether it takes all calls with head dims that it takes.
     pub(crate) fn takes_all(self) -> bool {
-        matches!(self, Instance::General | Instance::Widest)
+        matches!(self, Instance::General | Instance::Widest | Instance::Latent)
     }
 
     /// Returns the largest head dim.
@@ -145,6 +151,7 @@ impl Instance {
             Instance::Narrow => 64,
             Instance::Wide | Instance::General => WIDE_DIM,
             Instance::Widest => DIM_MAX,
+            Instance::Latent => LATENT_DIMS[0],
         }
     }
 
@@ -217,7 +224,7 @@ impl TileShape {
     /// Returns the shape that stands for this one in an instance.
     pub(super) fn served(self, instance: Instance) -> TileShape {
         match (self, instance) {
-            (_, Instance::Widest) => TileShape::Long,
+            (_, Instance::Widest | Instance::Latent) => TileShape::Long,
             (TileShape::Paired, Instance::Narrow) => TileShape::Long,
             (TileShape::Paired | TileShape::Long, Instance::General) => TileShape::Middle,
             (TileShape::Middle, Instance::Narrow) => TileShape::Short,
@@ -228,7 +235,7 @@ impl TileShape {
     /// Returns how many query heads share a tile, where so many have one KV head.
     pub fn packed(self, group: usize, instance: Instance) -> usize {
         match self.served(instance) {
-            TileShape::Long if instance != Instance::Wide => 1,
+            TileShape::Long if !matches!(instance, Instance::Wide | Instance::Latent) => 1,
             TileShape::Long | TileShape::Middle => {
                 1 << group.trailing_zeros().min(PACKED_MAX.trailing_zeros())
             }
@@ -280,9 +287,11 @@ impl TileShape {
     /// Returns the configuration of the shape in the instance for head dims up to `dim`; `None` for the split one, which
     /// has neither teams nor rings of tiles, and for the mixed one, which has kernels of two others.
     pub(super) fn config(self, dim: usize) -> Option<Config> {
-        let long = Config { teams: 1, groups: 3, keys: 128, stages: [2, 2, 2], cluster: 1 };
+        let shares_rows = dim > DIM_MAX;
+        let long = Config { teams: 1, groups: 3, shares_rows, keys: 128, stages: [2, 2, 2], cluster: 1 };
         Some(match self {
             TileShape::Long if dim <= 64 => long,
+            TileShape::Long if shares_rows => Config { groups: 2, keys: 32, stages: [1, 2, 2], ..long },
             TileShape::Long if dim > WIDE_DIM => Config { groups: 2, keys: 80, stages: [1, 2, 2], ..long },
             TileShape::Long => Config { keys: 80, stages: [1, 4, 4], ..long },
             TileShape::Paired => Config { groups: 2, keys: 176, stages: [1, 2, 2], cluster: 2, ..long },
@@ -306,6 +315,8 @@ pub(super) struct Config {
     pub(super) teams: usize,
     /// The number of groups of 64 query rows in a tile.
     pub(super) groups: usize,
+    /// Whether groups have the same rows, and each its part of the values' lanes.
+    pub(super) shares_rows: bool,
     /// The keys of a block.
     pub(super) keys: usize,
     /// The tiles of Q, and the blocks of K and V, that shared memory holds.
@@ -317,7 +328,7 @@ pub(super) struct Config {
 impl Config {
     /// Returns the query rows of a tile.
     pub(super) fn rows(self) -> usize {
-        64 * self.groups
+        if self.shares_rows { 64 } else { 64 * self.groups }
     }
 
     /// Returns the rows that the first of a sequence's tiles may have instead of all, for a whole cluster: those of a
@@ -333,8 +344,9 @@ impl Config {
 
     /// Returns the bytes of shared memory, from a multiple of 1024 on: barriers and rings for each team.
     pub(super) fn shared_bytes(self, dim: usize) -> usize {
-        let [q, k, v] = self.stages;
-        1024 + self.teams * (1024 + (q * self.rows() + (k + v) * self.keys) * dim * 2)
+        let ([q, k, v], dim_v) = (self.stages, dim.min(LATENT_DIMS[1]));
+        let lanes = (q * self.rows() + k * self.keys) * dim + v * self.keys * dim_v;
+        1024 + self.teams * (1024 + lanes * 2)
     }
 }
 
@@ -414,10 +426,11 @@ mod tests {
     }
 
     /// The shapes that have a configuration, each with the head dims of its kernels.
-    const CONFIGURED: [(TileShape, usize); 7] = [
+    const CONFIGURED: [(TileShape, usize); 8] = [
         (TileShape::Long, 64),
         (TileShape::Long, 128),
         (TileShape::Long, 256),
+        (TileShape::Long, 576),
         (TileShape::Paired, 128),
         (TileShape::Middle, 128),
         (TileShape::Short, 64),
@@ -440,7 +453,7 @@ mod tests {
     fn every_shape_is_configured_as_its_kernel_is() {
         let source = include_str!("../../cuda/forward.cu");
         for (shape, dim) in CONFIGURED {
-            let Config { teams, groups, keys, stages: [q, k, v], cluster } =
+            let Config { teams, groups, keys, stages: [q, k, v], cluster, .. } =
                 shape.config(dim).expect("it has one");
             let more = match (cluster, teams) {
                 (1, 1) => String::new(),

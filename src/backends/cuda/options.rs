@@ -87,7 +87,7 @@ impl Cuda {
     /// Returns the subject with the options `order`, `merge` (`running` or `deferred`), `helpers` (`on` or `off`),
     /// `attention` (`simple`, `tuned`, `long`, `paired`, `middle`, `short`, `split` or `mixed`), `dq` (`fixed` or `any`), `walks`
     /// (`fitting`, `up`, `down` or `by-turns`), `streams`, `blocks` (a number or `all`), `ranks` (`in-turn` or
-    /// `threads`) and `instance` (`any`, `narrow`, `wide`, `general` or `widest`). The defaults are 0, `running`, `on`,
+    /// `threads`) and `instance` (`any`, `narrow`, `wide`, `general`, `widest` or `latent`). The defaults are 0, `running`, `on`,
     /// `simple`, `fixed`, `fitting`, 1, `all`, `in-turn` and `any`.
     pub(in super::super) fn from_options(options: &BTreeMap<String, String>) -> Result<Cuda, OptionError> {
         let mut subject = Cuda::default();
@@ -124,7 +124,7 @@ impl Cuda {
                 "ranks" => (Ranks::by_name(value).map(|ranks| subject.ranks = ranks), "in-turn or threads"),
                 INSTANCE => {
                     let instance = instance_by_name(value).map(|instance| subject.instance = instance);
-                    (instance, "any, narrow, wide, general or widest")
+                    (instance, "any, narrow, wide, general, widest or latent")
                 }
                 _ => {
                     let known = "order, merge, helpers, attention, dq, walks, streams, blocks, ranks, instance";

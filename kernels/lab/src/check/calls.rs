@@ -192,6 +192,8 @@ impl Case {
             [256, 256],
             [192, 128],
             [36, 130],
+            [576, 512],
+            [290, 44],
         ]);
         let format = draw.pick(&[Format::Bf16, Format::Bf16, Format::Fp16]);
         let softmax = Softmax {

@@ -41,7 +41,7 @@ const PIECES: usize = 3;
 const ROWS: usize = 16;
 /// The rows of several heads may be packed.
 const HEADS: Heads = Heads { q: 4, kv: 1 };
-const DIMS: [usize; 3] = [64, 128, 256];
+const DIMS: [usize; 4] = [64, 128, 256, 512];
 /// The scales: that of head dim 64, and one of no head dim.
 const SCALES: [f32; 2] = [0.125, 0.3];
 /// The most that weights may be off by: their rounding to 8 bits, and that of exponents up to some hundreds.

@@ -4,8 +4,8 @@
 
 use seamproof_kernels::attend::{BackwardTensors, CallTables, ForwardTensors, WeightFormats};
 use seamproof_kernels::backward::{BackwardMode, DqOrder};
-use seamproof_kernels::backward_fp8::DIM_MAX;
-use seamproof_kernels::forward::TileShape;
+use seamproof_kernels::backward_fp8;
+use seamproof_kernels::forward::{DIM_MAX, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::memory::DeviceBuffer;
 use seamproof_kernels::{Gpu, KernelError};
@@ -34,7 +34,7 @@ pub(super) enum Kernels {
     Simple,
     /// The simple kernels, whose forward finds keys through a block table for pages of so many rows.
     Paged(usize),
-    /// The kernels on tensor cores.
+    /// The kernels on tensor cores. Those of the backward do not take head dims over [`DIM_MAX`], where the simple ones run.
     Tuned(TileShape, BackwardMode),
 }
 
@@ -78,6 +78,9 @@ impl Launches {
         let bytes = match kernels {
             Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads[0])],
             // Tensors that do not lie on 16 bytes take the room of head dims of 128 at least.
+            Kernels::Tuned(shape, _) if is_of_forward(dims) => {
+                [call.forward_bytes(shape, heads), call.scratch_bytes(heads[0])]
+            }
             Kernels::Tuned(shape, _) => {
                 let rooms = [dims, [128; 2]].map(|dims| call.workspace_bytes(heads[0], dims));
                 [call.forward_bytes(shape, heads), rooms[0].max(rooms[1])]
@@ -128,11 +131,17 @@ impl Launches {
         let Launches { call, weights, .. } = self;
         let room = self.rooms[1].area();
         let areas = [self.tables.area(), room.part(self.guard..room.bytes())?];
+        let dims = [&tensors.q, &tensors.v].map(|tensor| tensor.shape()[2]);
         match self.kernels {
-            Kernels::Simple | Kernels::Paged(_) => gpu.attend_backward(call, areas, *weights, tensors),
-            Kernels::Tuned(_, how) => gpu.backward(call, areas, *weights, how, tensors),
+            Kernels::Tuned(_, how) if !is_of_forward(dims) => gpu.backward(call, areas, *weights, how, tensors),
+            _ => gpu.attend_backward(call, areas, *weights, tensors),
         }
     }
+}
+
+/// Returns whether the kernels on tensor cores take head dims in a forward alone.
+fn is_of_forward(dims: [usize; 2]) -> bool {
+    dims.into_iter().any(|dim| dim > DIM_MAX)
 }
 
 /// A forward and a backward of a problem, with their tensors.
@@ -224,7 +233,7 @@ impl<'g> ReadyCodes<'g> {
         results(gpu, &tensors.backward, problem.heads.q, || {
             tensors.run_forward(gpu, problem, Some(shape))?;
             match problem.dims.qk {
-                ..=DIM_MAX => tensors.run_backward(gpu, problem, how),
+                ..=backward_fp8::DIM_MAX => tensors.run_backward(gpu, problem, how),
                 _ => Ok(()),
             }
         })
@@ -238,7 +247,7 @@ const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
 /// The head dims: of all sizes, and two whose rows threads bring.
-pub(super) const DIMS: [usize; 5] = [64, 128, 20, 256, 130];
+pub(super) const DIMS: [usize; 6] = [64, 128, 20, 256, 130, 512];
 pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];

@@ -161,7 +161,7 @@ pub const REPLAYED: [Replayed; 15] = [
     },
     EVERYTHING,
     Replayed { name: "a soft cap, and rows by threads", dims: &[20, 128], softcap: Some(2.0), ..EVERYTHING },
-    Replayed { name: "wide heads", shapes: &[TileShape::Long], dims: &[256, 130], ..EVERYTHING },
+    Replayed { name: "wide heads", shapes: &[TileShape::Long], dims: &[256, 130, 512, 300], ..EVERYTHING },
     Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[132, 136], ..PLAIN },
     Replayed {
         name: "everything on the simple kernels",

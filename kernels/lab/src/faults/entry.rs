@@ -92,8 +92,10 @@ pub enum Launched {
     Attention(AttentionKernels),
     /// The same, with one block for each launch of attention on tensor cores.
     InOneBlock(AttentionKernels),
-    /// Attention with head dims over 128.
+    /// Attention with head dims over 128, up to 256.
     Widest,
+    /// The forward with head dims over 256.
+    Latent,
     /// The backward's long form with over 64 lanes, its tiles of keys walking over query rows as named.
     Walking(Walks),
     /// The forward in FP8.
@@ -190,6 +192,7 @@ pub(super) const SIMPLE: Launched = Launched::Attention(AttentionKernels::Simple
 pub(super) const TUNED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Long));
 /// Faults of lanes past the 128th show where there are such.
 pub(super) const WIDEST: Launched = Launched::Widest;
+pub(super) const LATENT: Launched = Launched::Latent;
 /// Faults of tiles with rows of several heads show in the middle shape, as in the long one.
 pub(super) const PACKED: Launched = Launched::Attention(AttentionKernels::Of(TileShape::Middle));
 /// Faults of clusters show in the paired shape, and faults of teams in the short one.

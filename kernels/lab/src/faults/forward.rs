@@ -2,7 +2,7 @@
 
 use super::entry::{
     BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SPREADS, SourceEdit, SourceFault, TE_1230,
-    TUNED, VALUES, WIDEST, WRITES, faults,
+    LATENT, TUNED, VALUES, WIDEST, WRITES, faults,
 };
 
 /// The faults of every tile.
@@ -225,6 +225,26 @@ pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
         FORGETS;
 };
 
+/// The faults of groups that share rows.
+pub(super) const LATENT_FAULTS: &[SourceFault] = faults! { LATENT;
+    "both-groups-have-the-first-lanes", WrongSeam, ("the second half of the lanes repeats the first", "https://github.com/Dao-AILab/flash-attention/issues/2651"), "forward.cu",
+        "lanes_at = SHARES_ROWS ? group : 0;"
+            => "lanes_at = 0;",
+        VALUES;
+    "tail-of-the-second-groups-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
+        "clear_tail<C>(lanes_of_values(), valid)"
+            => "clear_tail<C>(shared.v(v_ring().stage()), valid)",
+        READS;
+    "second-group-masks-later-rows", WrongSeam, ("rows of the tile's other half", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
+        "block, in_rows, packed_log2<C>(a));"
+            => "block, thread, packed_log2<C>(a));",
+        VALUES;
+    "last-panel-of-keys-not-multiplied", WrongSeam, ("scores are made of the first lanes alone", "https://github.com/triton-lang/triton/issues/621"), "forward.cu",
+        "for (int step = 0; step < LANES / STEP; ++step) {"
+            => "for (int step = 0; step < (LANES < 512 ? LANES : 512) / STEP; ++step) {",
+        VALUES;
+};
+
 /// The faults of lanes past the 128th.
 pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
     "lanes-past-128-not-multiplied", WrongSeam, ("head dims are taken that the kernel cannot do", "https://github.com/NVIDIA/cudnn-frontend/issues/981"), "forward.cu",
@@ -236,7 +256,7 @@ pub(super) const WIDEST_FAULTS: &[SourceFault] = faults! { WIDEST;
             => "? min(from.dim, 128) - 8 * eighth : 0;",
         VALUES;
     "tail-of-wide-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
-        "const int count = (C::KEYS - valid) * PANELS * 8;"
-            => "const int count = (C::KEYS - valid) * min(PANELS, 2) * 8;",
+        "const int count = (C::KEYS - valid) * PANELS_OF_O * 8;"
+            => "const int count = (C::KEYS - valid) * min(PANELS_OF_O, 2) * 8;",
         READS;
 };

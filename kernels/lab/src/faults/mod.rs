@@ -29,6 +29,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         forward::PAIRED_FAULTS,
         forward::SHORT_FAULTS,
         forward::WIDEST_FAULTS,
+        forward::LATENT_FAULTS,
         split::SPLIT_FAULTS,
         split::MIXED_FAULTS,
         fp8::FP8_FAULTS,
