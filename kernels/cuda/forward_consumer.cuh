@@ -337,7 +337,7 @@ __device__ __forceinline__ void store(
     const Ended ended = end_of(a, factors.of_scores, head, real, base, rows.rest[HALF] * LN_2, quad_sum(rows.sum[HALF]));
     const float factor = ended.factor * factors.of_values;
     const i64 at = (i64)a.q_step * (tile.index + r) + tile.phase;
-    if (threadIdx.x % 4 == 0 && write && first_lane == 0) put(a.lse, place_of(a.lse, at, head), ended.lse);
+    if (threadIdx.x % 4 == 0 && first_lane == 0 && write) put(a.lse, place_of(a.lse, at, head), ended.lse);
     float mine[LANES_OF_O / 4];
 #pragma unroll
     for (int i = 0; i < LANES_OF_O / 4; ++i) mine[i] = ended.empty ? 0.0f : o[i / 2 * 4 + 2 * HALF + i % 2] * factor;

@@ -540,7 +540,8 @@ mod tests {
             (ForwardOperands { formats: [f32; 3], ..OPERANDS }, "q, k and v in f32"),
             (ForwardOperands { p: f32, ..OPERANDS }, "P in f32"),
             (ForwardOperands { out: Format::Fp16, ..OPERANDS }, "out in fp16"),
-            (ForwardOperands { dims: [64, 264], ..OPERANDS }, "264"),
+            (ForwardOperands { dims: [64, 513], ..OPERANDS }, "513"),
+            (ForwardOperands { dims: [577, 64], ..OPERANDS }, "577"),
             (ForwardOperands { dims: [0, 64], ..OPERANDS }, "0 and 64"),
         ];
         for (operands, what) in cases {
@@ -562,6 +563,7 @@ mod tests {
         assert_eq!([[64, 64], [72, 64]].map(of), [Instance::Narrow, Instance::Wide]);
         assert_eq!([[12, 64], [64, 1]].map(of), [Instance::General; 2]);
         assert_eq!([[136, 64], [8, 129]].map(of), [Instance::Widest; 2]);
+        assert_eq!([[257, 64], [8, 512]].map(of), [Instance::Latent; 2]);
         assert_eq!(Instance::of(&capped, [64, 64]), Instance::General);
         assert_eq!(
             TileShape::ALL.map(|shape| shape.served(Instance::General)),

@@ -28,7 +28,7 @@ const PAIRED_WORK: usize = 264 * 256;
 /// The most query heads of a KV head, a power of two, whose rows share a tile of the middle shape or the long one.
 const PACKED_MAX: usize = 4;
 /// The fewest rows of a sequence in a tile of every shape but the split one: where a tile has as many heads.
-pub(super) const TILE_ROWS_LEAST: usize = 192 / PACKED_MAX;
+pub(super) const TILE_ROWS_LEAST: usize = 64 / PACKED_MAX;
 
 /// The number of query rows and keys that are multiplied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -446,6 +446,18 @@ mod tests {
         }
         // These are all, with the two of the backward and the seven in FP8.
         assert_eq!(SHARING.len(), CONFIGURED.len() + 9);
+    }
+
+    /// A plan without room for its tiles has none of them: the forward would write nothing.
+    #[test]
+    fn a_plan_has_room_for_the_tiles_of_every_shape() {
+        for (shape, instance) in
+            TileShape::ALL.into_iter().flat_map(|shape| Instance::ALL.map(|instance| (shape, instance)))
+        {
+            let packed = shape.packed(1 << 10, instance);
+            let rows = shape.served(instance).config(instance.dim()).map_or(usize::MAX, Config::rows);
+            assert!(rows / packed >= TILE_ROWS_LEAST, "{shape:?}, {instance:?}");
+        }
     }
 
     /// A shape that is told other keys or stages than its kernel has would wait for bytes that never come.

@@ -2,7 +2,8 @@
 //!
 //! A *track* is a pack of sequences, a *column* a choice of heads, head dim and mask; a *cell* is both.
 
-use seamproof_oracle::{Heads, Mask, Pass, Problem, ProblemFields};
+use seamproof_kernels::forward::LATENT_DIMS;
+use seamproof_oracle::{Dims, Heads, Mask, Pass, Problem, ProblemFields};
 use serde::Deserialize;
 
 use super::error::BenchError;
@@ -40,6 +41,10 @@ pub(super) const COLUMNS: [Column; 5] = [
 /// A column that is measured where it is named. The backward in FP8 does not take its head dim.
 const WIDE: Column = Column { name: "mha-d256", heads: Heads { q: 8, kv: 8 }, dim: 256, mask: Mask::CAUSAL };
 
+/// A column of latent attention, of forwards alone: values have 512 lanes.
+const LATENT: Column =
+    Column { name: "latent-d576", heads: Heads { q: 16, kv: 1 }, dim: 576, mask: Mask::CAUSAL };
+
 /// The tracks whose cells count as long: their ratios are averaged.
 pub(super) const LONG: [&str; 3] = ["even_4x4096", "one_16384", "ragged32"];
 
@@ -52,6 +57,11 @@ pub(super) struct BenchCell {
 }
 
 impl Column {
+    /// Returns the head dim of values.
+    pub(super) fn dim_v(&self) -> usize {
+        self.dim.min(LATENT_DIMS[1])
+    }
+
     /// Returns the name of the mask.
     pub(super) fn mask_name(&self) -> &'static str {
         match self.mask {
@@ -70,7 +80,8 @@ impl Track {
     fn problem(&self, column: &Column) -> Result<Problem, BenchError> {
         let lengths = self.lengths().map(|length| (length, length.next_multiple_of(self.align)));
         let fields = packed(lengths, column.heads, column.dim, column.mask);
-        Problem::new(ProblemFields { pass: Pass::Forward, ..fields })
+        let dims = Dims { v: column.dim_v(), ..fields.dims };
+        Problem::new(ProblemFields { pass: Pass::Forward, dims, ..fields })
             .map_err(|error| BenchError::Tracks(error.to_string()))
     }
 }
@@ -78,7 +89,8 @@ impl Track {
 impl BenchCell {
     /// Returns the floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
-        4.0 * (self.column.dim * self.column.heads.q) as f64 * self.problem.pairs() as f64
+        let lanes = self.column.dim + self.column.dim_v();
+        2.0 * (lanes * self.column.heads.q) as f64 * self.problem.pairs() as f64
     }
 }
 
@@ -93,9 +105,9 @@ pub(super) fn cells(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<Bench
     cells_among(tracks, &COLUMNS, names)
 }
 
-/// Returns the same where the wide column may be named.
+/// Returns the same where the columns of wide heads may be named.
 pub(super) fn cells_and_wide(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
-    let known = if names[1].is_empty() { COLUMNS.to_vec() } else { [&COLUMNS[..], &[WIDE]].concat() };
+    let known = if names[1].is_empty() { COLUMNS.to_vec() } else { [&COLUMNS[..], &[WIDE, LATENT]].concat() };
     cells_among(tracks, &known, names)
 }
 

@@ -20,8 +20,8 @@ const AITER_1352: BugSource =
 /// The faults of a block's later tiles, and of a planner's later segments.
 pub(super) const FEW_BLOCKS_FAULTS: &[SourceFault] = faults! { FEW_BLOCKS;
     "first-place-of-queries", WrongSeam, TILELANG_2674, "forward.cu",
-        "descriptor(shared.q(q_ring().stage()) + group"
-            => "descriptor(shared.q(0) + group",
+        "descriptor(shared.q(q_ring().stage()) + rows_at"
+            => "descriptor(shared.q(0) + rows_at",
         READS;
     "gradients-of-the-tile-before-kept", WrongSeam, TILELANG_2674, "backward.cu",
         "dk[i] = 0.0f, dv[i] = 0.0f;\n        if (tile.first"

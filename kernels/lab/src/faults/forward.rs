@@ -12,7 +12,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "keys_below(r + bounds.hi + 1 - first_key",
         READS;
     "tail-of-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
-        "if (valid < C::KEYS) clear_tail<C>(shared.v(v_ring().stage()), valid);"
+        "if (valid < C::KEYS) clear_tail<C>(lanes_of_values(), valid);"
             => ";",
         READS;
     "run-past-its-end", WrongSeam, ("a block takes the next sequence's keys", "https://github.com/NVIDIA/TransformerEngine/pull/2596"), "forward.cu",
@@ -80,8 +80,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "&& write) put(a.lse, place_of(a.lse, at, 0)",
         SPREADS;
     "dim-of-keys-taken-for-values", WrongSeam, ("dqk taken for dv", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
-        "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v)"
-            => "if (write && 8 * (j + (int)threadIdx.x % 4) < a.dim_v - 8 * (a.dim_v > 8))",
+        "if (write && 8 * (j + (int)threadIdx.x % 4) < lanes)"
+            => "if (write && 8 * (j + (int)threadIdx.x % 4) < lanes - 8 * (lanes > 8))",
         FORGETS;
     "padding-rows-left", WrongSeam, ("padding of out keeps what was there", "https://github.com/NVIDIA/TransformerEngine/pull/1009"), "forward.cu",
         "write = real || (a.clear && r < tile.owned);"
@@ -112,7 +112,7 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "a.plan->tiles = tiles.of[0] - (tiles.of[0] > 1);",
         FORGETS;
     "second-group-reads-the-firsts-rows", WrongSeam, ("rows of the tile's other half", "https://github.com/Dao-AILab/flash-attention/pull/2573"), "forward.cu",
-        "descriptor(shared.q(q_ring().stage()) + group * 64 * 128, 0);"
+        "descriptor(shared.q(q_ring().stage()) + rows_at * 64 * 128, 0);"
             => "descriptor(shared.q(q_ring().stage()), 0);",
         VALUES;
     "second-group-passes-over-the-firsts-blocks", WrongSeam, ("blocks of keys are skipped", "https://github.com/intel/sycl-tla/pull/489"), "forward.cu",
@@ -176,8 +176,8 @@ pub(super) const FORWARD_FAULTS: &[SourceFault] = faults! { TUNED;
             => "if (j < lanes) pair |=",
         READS;
     "out-past-the-head-dim", PastTheEnd, ("lanes of the next head are written", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "forward.cu",
-        "if (write && lane < a.dim_v) put("
-            => "if (write && lane < (a.dim_v + 7) / 8 * 8) put(",
+        "if (write && lane < lanes) put("
+            => "if (write && lane < (lanes + 7) / 8 * 8) put(",
         WRITES;
 };
 
