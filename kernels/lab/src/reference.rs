@@ -15,9 +15,9 @@ use std::ops::Range;
 use seamproof_oracle::envelope::SLOTS;
 use seamproof_oracle::{Problem, Softmax};
 
-use seamproof_kernels::forward::DIM_MAX;
 use seamproof_kernels::block::THREADS;
 use seamproof_kernels::cache::Cache;
+use seamproof_kernels::forward::DIM_MAX;
 use seamproof_kernels::memory::{Area, Argument, DeviceBuffer};
 use seamproof_kernels::occupancy::Block;
 use seamproof_kernels::source::Source;

@@ -127,7 +127,8 @@ impl Cuda {
                     (instance, "any, narrow, wide, general, widest or latent")
                 }
                 _ => {
-                    let known = "order, merge, helpers, attention, dq, walks, streams, blocks, ranks, instance";
+                    let known =
+                        "order, merge, helpers, attention, dq, walks, streams, blocks, ranks, instance";
                     let option = option.clone();
                     return Err(OptionError::Unknown { backend: NAME, option, known });
                 }

@@ -133,7 +133,9 @@ impl Launches {
         let areas = [self.tables.area(), room.part(self.guard..room.bytes())?];
         let dims = [&tensors.q, &tensors.v].map(|tensor| tensor.shape()[2]);
         match self.kernels {
-            Kernels::Tuned(_, how) if !is_of_forward(dims) => gpu.backward(call, areas, *weights, how, tensors),
+            Kernels::Tuned(_, how) if !is_of_forward(dims) => {
+                gpu.backward(call, areas, *weights, how, tensors)
+            }
             _ => gpu.attend_backward(call, areas, *weights, tensors),
         }
     }

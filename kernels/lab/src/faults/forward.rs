@@ -1,8 +1,8 @@
 //! Planted faults of the forward on tensor cores. A campaign's judge must find them.
 
 use super::entry::{
-    BugClass, Detector, FORGETS, PACKED, PAIRED, READS, SHORT, SPREADS, SourceEdit, SourceFault, TE_1230,
-    LATENT, TUNED, VALUES, WIDEST, WRITES, faults,
+    BugClass, Detector, FORGETS, LATENT, PACKED, PAIRED, READS, SHORT, SPREADS, SourceEdit, SourceFault,
+    TE_1230, TUNED, VALUES, WIDEST, WRITES, faults,
 };
 
 /// The faults of every tile.
