@@ -1,6 +1,6 @@
 //! A finding: one broken check of one run, in the words that the judge, subjects, cases and workers share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use seamproof_oracle::{Problem, TensorName};
@@ -227,7 +227,27 @@ pub struct Finding {
 }
 
 /// Beginning of the words for a mistake that would explain a finding.
-pub(crate) const LOOKS: &str = "looks as if ";
+pub const LOOKS: &str = "looks as if ";
+/// What stands between the words for several mistakes that would.
+pub(crate) const OR: &str = ", or as if ";
+
+/// Returns the mistakes that a finding's words name, each once.
+fn mistakes(words: &str) -> BTreeSet<&str> {
+    let told = words.split(LOOKS).skip(1).map(|told| told.split([';', '\n']).next().unwrap_or_default());
+    told.flat_map(|told| told.split(OR)).map(|mistake| mistake.trim_end_matches('.')).collect()
+}
+
+/// Returns the mistakes that would explain several findings, given the words of each, and how many: those that explain most
+/// come first. One mistake is often met as many findings, of which a smallest case may leave the choice between several.
+pub fn common_mistakes<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, usize)> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for mistake in words.into_iter().flat_map(mistakes) {
+        *counts.entry(mistake).or_default() += 1;
+    }
+    let mut common: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 1).collect();
+    common.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    common
+}
 
 /// Sizes of a number that are written without an exponent.
 const PLAIN: std::ops::Range<f64> = 1e-4..1e6;
@@ -470,7 +490,7 @@ pub struct Earlier {
 
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use super::{common_mistakes, number};
 
     #[test]
     fn a_number_keeps_its_digits_and_no_row_of_zeros() {
@@ -481,5 +501,16 @@ mod tests {
         assert_eq!(number(-1.5e-30_f32), "-1.5e-30");
         assert_eq!(number(f32::MIN), "-3.4028235e38");
         assert_eq!([number(f32::NAN), number(f64::NEG_INFINITY)], ["NaN", "-inf"]);
+    }
+
+    #[test]
+    fn a_mistake_is_common_where_several_findings_look_like_it() {
+        let left_out =
+            "envelope · lse: off: looks as if the mask was aligned, or as if the mask was left out; got 1";
+        let before = "exact · out: off; before shrinking: looks as if the mask was left out";
+        let twice = "dq: looks as if x; before shrinking: looks as if x";
+        let all = [left_out, before, "crash: it died", twice, left_out];
+        assert_eq!(common_mistakes(all), [("the mask was left out", 3), ("the mask was aligned", 2)]);
+        assert_eq!(common_mistakes([left_out, twice]), [], "each finding counts once");
     }
 }

@@ -706,6 +706,9 @@ def test_unknown_words_of_a_declaration_are_refused(tmp_path):
         ({"padding": {"output": "zero"}}, "padding: 'output' is none of"),
         ({"lse": "bhs"}, "lse='bhs' is none of"),
         ({"layout": "hbd"}, "layout='hbd' is none of"),
+        ({"algorithm": "rings"}, "algorithm='rings' is none of 'ring'"),
+        ({"algorithm": {"ring": {}}}, "is none of 'ring'"),
+        ({"balance": "zigzag"}, "balance='zigzag' is none of 'contiguous', 'dual-chunk'"),
     ]:
         with pytest.raises(DeclarationError, match=words):
             seamproof.record(tmp_path / "run", **options)

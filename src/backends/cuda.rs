@@ -104,15 +104,16 @@ impl Default for Cuda {
 }
 
 /// Leaves problems of one instance of the kernels on tensor cores in a table. Of those with head dims up to 128 that
-/// only the general instance takes, they are the ones whose head dims are no multiples of 8.
+/// only the general instance takes, they are the ones whose head dims are no multiples of 8. Of wide heads values have over
+/// 64 lanes, so that head dims are drawn from all that there are.
 fn of_one_instance(table: &mut Table, instance: Instance) {
     let [most, most_v] = LATENT_DIMS;
     let dims = match instance {
         Instance::Narrow => [Sizes::multiples(8, 64, 8), Sizes::multiples(8, 64, 8)],
         Instance::Wide => [Sizes::multiples(72, 128, 8), Sizes::multiples(72, 128, 8)],
         Instance::General => [(); 2].map(|()| Sizes::new((1..=128).filter(|dim| dim % 8 > 0))),
-        Instance::Widest => [Sizes::multiples(129, 256, 1), Sizes::multiples(129, 256, 1)],
-        Instance::Latent => [Sizes::multiples(257, most, 1), Sizes::multiples(1, most_v, 1)],
+        Instance::Widest => [Sizes::multiples(129, 256, 1), Sizes::multiples(65, 256, 1)],
+        Instance::Latent => [Sizes::multiples(257, most, 1), Sizes::multiples(65, most_v, 1)],
     };
     let [qk, v] = dims.map(|dims| dims.expect("sizes that are named here"));
     table.dims = HeadDims { qk, v, ..table.dims };
@@ -559,6 +560,7 @@ impl Backend for Cuda {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use seamproof_judge::asked::Asked;
@@ -638,6 +640,19 @@ mod tests {
                 problems.iter().all(|one| Instance::of_bands(&one.softmax, dims(one)) == instance),
                 "{instance:?}"
             );
+            let share = |what: &dyn Fn(&Problem) -> bool| {
+                problems.iter().filter(|one| what(one)).count() * 100 / problems.len()
+            };
+            if instance.dim() > 64 {
+                let all: BTreeSet<[usize; 2]> = problems.iter().map(dims).collect();
+                assert!(all.len() > 40, "{instance:?}: {all:?}");
+            }
+            if instance == Instance::Latent {
+                let whole = share(&|one| one.dims.qk > 512 && one.dims.v > 256);
+                let by_engine = share(&|one| dims(one).iter().all(|dim| dim.is_multiple_of(8)));
+                let several = share(&|one| one.sequences.iter().any(|both| both.kv.len > 3 * 32));
+                assert!(whole > 20 && by_engine > 30 && several > 5, "{whole} {by_engine} {several} %");
+            }
             let late = |way: &Way| way.name == SEVERAL_LATE_TURNS && way.taken;
             let lates = problems.iter().filter(|one| subject.ways(one).iter().any(late)).count();
             assert_eq!(lates > 40, instance == Instance::Wide, "{lates}");

@@ -53,7 +53,7 @@ pub use minimise::{
 };
 pub use plan::{CANARY_CASES_MAX, Control, Plan, SHARDS_MAX, Shard, ShardError};
 pub use queue::RUN_AHEAD_MAX;
-pub(crate) use report::{Ended, FailureLines, met};
+pub(crate) use report::{Ended, FailureLines, common_lines, met};
 pub use report::{LABEL_COLUMNS, Line, Tone};
 pub use scripts::{SCRIPTS_MAX, write_scripts};
 pub use search::canary;

@@ -12,6 +12,7 @@ use super::streak::ALIKE_MIN;
 use super::summary::{Canary, Distinct, Early, Summary, total};
 use crate::script::Script;
 use seamproof_judge::census::CLASSES;
+use seamproof_judge::finding::common_mistakes;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::DeviceRuns;
 use seamproof_judge::verdict::Cost;
@@ -20,6 +21,8 @@ use seamproof_judge::verdict::Cost;
 pub const LABEL_COLUMNS: usize = 10;
 /// Floors that are named where too little was run; the others are counted.
 const MISSED_SHOWN_MAX: usize = 4;
+/// Mistakes that are named where they would explain several findings.
+const COMMON_SHOWN_MAX: usize = 2;
 /// Rows of a table and rules of malformed problems that are named on one line; the others are summed.
 const NAMED_MAX: usize = 6;
 
@@ -53,6 +56,16 @@ impl Line {
     pub fn new(tone: Tone, label: &str, text: impl Display) -> Line {
         Line { tone, text: format!("{label:<LABEL_COLUMNS$}{text}") }
     }
+}
+
+/// Returns what several of these findings look like, a line each: they may have one cause.
+pub(crate) fn common_lines<'a>(words: impl ExactSizeIterator<Item = &'a str>) -> Vec<Line> {
+    let all = words.len();
+    let common = common_mistakes(words).into_iter().take(COMMON_SHOWN_MAX);
+    let line = |(mistake, count): (&str, usize)| {
+        Line::new(Tone::Bad, "common", format!("{count} of {all} findings look as if {mistake}"))
+    };
+    common.map(line).collect()
 }
 
 /// What every report tells of a failure, below its head.
@@ -271,6 +284,8 @@ impl Summary {
     /// Returns the report: the verdict, what was found, what makes it doubtful, then numbers.
     pub fn lines(&self) -> Vec<Line> {
         let mut lines = vec![self.verdict()];
+        let words: Vec<String> = self.distinct.iter().map(|distinct| distinct.found.text()).collect();
+        lines.extend(common_lines(words.iter().map(String::as_str)));
         lines.extend(self.distinct.iter().flat_map(|distinct| distinct.lines(&self.distinct)));
         lines.extend(self.own.iter().flat_map(|own| own.lines(&[])));
         lines.extend(self.not_shrunk());

@@ -82,7 +82,7 @@ enum What {
         /// Tracks of kernels/lab/bench/tracks.json [default: all]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         tracks: Vec<String>,
-        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128, and mha-d256 but for backward-fp8 [default: the first five]
+        /// Heads, head dim and mask: mha-d128, gqa-d128, mha-d64, full-d128, window-d128, and mha-d256 but for backward-fp8, and latent-d576 for a forward without a peer [default: the first five]
         #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
         columns: Vec<String>,
         /// Shell command that times a peer on the same machine; it is asked for one cell after the other

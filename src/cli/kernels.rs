@@ -139,7 +139,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
             compared(*gpu, (1, "scores far from 0"), check::check_levels)
         }
         What::Check { gpu, blocks: true, .. } => {
-            compared(*gpu, (1, "attention in few blocks"), check::check_few_blocks)
+            compared(*gpu, (1, "attention in few blocks"), |gpu| check::check_few_blocks(gpu, usize::MAX))
         }
         What::Check { gpu, calls: Some(calls), seed, .. } => compare_calls(*gpu, *calls, *seed),
         What::Check { cases, seed, gpu, plant: Some(id), .. } => plant(*gpu, &planted(id)?, *cases, *seed),

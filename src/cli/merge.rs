@@ -18,6 +18,9 @@ use crate::paste::typed;
 use crate::record::{DEFAULT_DIR, EventLog, SUMS};
 use seamproof_judge::prose::counted;
 
+/// Missing shards that are named; the others are counted.
+const MISSING_SHOWN_MAX: usize = 8;
+
 const EXAMPLES: &str = "\
 Examples:
   seamproof merge shard-0 shard-1 shard-2 shard-3 --out whole --junit junit.xml
@@ -89,13 +92,16 @@ struct Shards {
 
 /// Reads the shards, and says which of them are not joined.
 fn read(dirs: &[PathBuf]) -> Shards {
-    let (mut shards, mut seen) = (Shards::default(), BTreeSet::new());
+    let (mut shards, mut seen, mut missing) = (Shards::default(), BTreeSet::new(), 0_usize);
     for dir in dirs {
         match Part::read(dir) {
             Ok(part) => shards.parts.push(part),
             // A machine that was lost leaves nothing at all.
             Err(why @ (MergeError::Missing { .. } | MergeError::NoDirectory { .. })) => {
-                complain(&format_args!("{why}; its shard is missing, unless another name was meant"));
+                missing += 1;
+                if missing <= MISSING_SHOWN_MAX {
+                    complain(&format_args!("{why}; its shard is missing, unless another name was meant"));
+                }
             }
             Err(why) => {
                 let what = "nothing of it is counted, and what it found is told and stays there";
@@ -109,6 +115,9 @@ fn read(dirs: &[PathBuf]) -> Shards {
                 }
             }
         }
+    }
+    if let Some(more @ 1..) = missing.checked_sub(MISSING_SHOWN_MAX) {
+        complain(&format_args!("… and {} missing", counted(more, "more shard")));
     }
     shards
 }
@@ -167,7 +176,11 @@ fn merged(
 
 /// Returns the error of shards of which none has ended, after telling whoever asked what was found.
 fn none_ended(args: &Args, left: &[Left]) -> CliError {
-    let names: Vec<String> = args.shards.iter().map(|dir| dir.display().to_string()).collect();
+    let named = args.shards.iter().take(MISSING_SHOWN_MAX).map(|dir| dir.display().to_string());
+    let mut names: Vec<String> = named.collect();
+    if let Some(more @ 1..) = args.shards.len().checked_sub(MISSING_SHOWN_MAX) {
+        names.push(format!("… and {}", counted(more, "other")));
+    }
     let why = format!("{}: no shard has ended, nothing to merge", names.join(", "));
     let log = |path: &PathBuf| {
         let mut log = EventLog::create(path)?;

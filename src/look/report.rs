@@ -144,6 +144,7 @@ fn contents(report: &Report, runs: &[Runs]) -> Markup {
     let whys: Vec<Option<String>> = both.map(|(entry, runs)| in_short(entry, runs)).collect();
     html! {
         @if report.findings.len() > 1 {
+            @for line in report.common() { p { (line.text) } }
             nav aria-label="Findings" {
                 ol {
                     @for (at, (entry, why)) in report.findings.iter().zip(&whys).enumerate() {

@@ -1,7 +1,7 @@
 //! A report as text: what came of it, then each failure with its file and its commands, then what makes it doubtful.
 
 use super::{Entry, Kind, Pasted, Report, State};
-use crate::campaign::{FailureLines, Line, Tone, met};
+use crate::campaign::{FailureLines, Line, Tone, common_lines, met};
 use crate::script::Script;
 use seamproof_judge::prose::counted;
 
@@ -17,6 +17,7 @@ impl Report {
     pub(crate) fn lines(&self) -> Vec<Line> {
         let of = plain("of", format!("{} · {}", self.title, self.folder));
         let mut lines = vec![Line::new(self.tone, "verdict", &self.sentence), of];
+        lines.extend(self.common());
         for (at, entry) in self.findings.iter().enumerate().take(TOLD_MAX) {
             lines.extend(if at < FULL_MAX { entry.lines(self.kind) } else { entry.in_short(self.kind) });
         }
@@ -27,6 +28,11 @@ impl Report {
         lines.extend(listed(Tone::Doubt, "doubt", &self.doubts));
         lines.extend(listed(Tone::Plain, "gone", &self.gone));
         lines
+    }
+
+    /// Returns what several findings look like, a line each.
+    pub(crate) fn common(&self) -> Vec<Line> {
+        common_lines(self.findings.iter().map(|entry| entry.words.as_str()))
     }
 
     /// Returns what came of it and what is wrong, a line each: what stands beside a page.

@@ -23,7 +23,7 @@ use crate::nightly::{NightError, Point, is_night, newest_of};
 use crate::recording::{MANIFEST, RecordingError};
 use seamproof_judge::case::{Case, Found};
 use seamproof_judge::files;
-use seamproof_judge::finding::Finding;
+use seamproof_judge::finding::{Finding, LOOKS};
 use seamproof_judge::ladder::ErrorMap;
 use seamproof_oracle::Problem;
 use seamproof_oracle::sharding::RankLayout;
@@ -375,9 +375,6 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, line: usize, text: &[u8])
         what: error.to_string(),
     })
 }
-
-/// Beginning of the words for a mistake that would explain a finding.
-const LOOKS: &str = "looks as if ";
 
 /// Returns what is wrong, in one sentence: the mistake that would explain it where one is named, else the finding's own
 /// words. That of the case as it was drawn comes first: a smallest case has so few numbers that several mistakes

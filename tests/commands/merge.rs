@@ -470,6 +470,10 @@ fn what_is_missing_double_or_of_another_campaign_is_said() {
     );
     let (code, said) = merge(&["shard-8", "shard-9"]);
     assert!(code == Some(1) && said.contains("shard-8, shard-9: no shard has ended"), "{said}");
+    let many: Vec<String> = (10..40).map(|index| format!("shard-{index}")).collect();
+    let (code, said) = merge(&many.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(code == Some(1) && said.lines().count() < 12 && said.len() < 2000, "{said}");
+    assert!(said.contains("… and 22 more shards missing") && said.contains("no shard has ended"), "{said}");
     let (code, said) = merge(&[&shards[0], &shards[0]]);
     assert!(code == Some(1) && said.contains("shard 0/3 once more"), "{said}");
     let other = shard(dir, "window-off-by-one", 4, 5);

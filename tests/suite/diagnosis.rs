@@ -172,6 +172,15 @@ fn what_befell_the_rows_of_a_rank_is_told() {
     assert!(beyond > 10, "{beyond} name a rank whose place in the group has another number");
 }
 
+/// Test that a sum over ranks that was never made is told of all of them, and seldom of one.
+#[test]
+fn a_sum_that_was_not_made_is_told_of_all_ranks() {
+    let found = findings_of("emulated+gradients-not-reduced", MANY_CASES, |p| p.parallel.size() > 1);
+    let told = |words: &str| found.iter().filter(|(_, finding)| finding.what.contains(words)).count();
+    let [all, one] = ["was not summed over ranks", " received from the queries of rank "].map(told);
+    assert!(all > 5 && one * 4 < all, "{all} and {one} of {}", found.len());
+}
+
 /// Returns the ranks that a text names one by one.
 fn named_ranks(text: &str) -> Vec<usize> {
     let number =

@@ -24,7 +24,7 @@ use super::pairs::logit;
 use super::runs::{fills, poisoned};
 use super::sights::{DealtCase, SIGHT_MISTAKES, SightMistake};
 use super::stories::REST_MAX;
-use crate::finding::{LOOKS, number};
+use crate::finding::{LOOKS, OR, number};
 use crate::subject::RankOutputs;
 use crate::verdict::Margin;
 
@@ -192,7 +192,7 @@ pub(super) fn are_asked(evidence: &Evidence<'_>) -> bool {
 
 /// Returns the words of all mistakes that explain some results; `None` where none does.
 pub(super) fn in_words(mistakes: &[String]) -> Option<String> {
-    (!mistakes.is_empty()).then(|| format!("{LOOKS}{}", mistakes.join(", or as if ")))
+    (!mistakes.is_empty()).then(|| format!("{LOOKS}{}", mistakes.join(OR)))
 }
 
 /// Returns the right results of a problem, with the bounds of tier W in both tiers: a mistake may undo a dither.

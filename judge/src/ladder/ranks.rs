@@ -11,6 +11,8 @@
 //!
 //! Words name ranks of the world, as `explain` does; all else counts them in the group.
 
+use std::collections::BTreeSet;
+
 use seamproof_oracle::sharding::RankLayout;
 use seamproof_oracle::{Algorithm, Side, TensorName};
 
@@ -252,12 +254,31 @@ pub(super) fn told<'a>(
     let (mistake, rest) = asked.best(part, wrong)?;
     let rows = (WORK_MAX / work.max(1)).min(ROWS_MAX);
     let names = Names(layouts);
+    let back = if wrong.tensor() == TensorName::Out { "" } else { "in the backward " };
+    if mistake == alone(part.rank) && asked.befell_each_rank(rows) {
+        return Some(Told { words: format!("{back}{}", alone_everywhere(wrong, pairs.sequence)), rest });
+    }
     let what = match asked.befell_all(mistake, part, wrong.position(), rows) {
         true => format!("{} of sequence {}", names.as_subject(part), pairs.sequence),
         false => format!("{}, on {},", wrong.words(), names.of(part.rank)),
     };
-    let back = if wrong.tensor() == TensorName::Out { "" } else { "in the backward " };
     Some(Told { words: format!("{back}{what} {}", wording(mistake, part, wrong, names)), rest })
+}
+
+/// Returns the mistake of a rank whose rows meet none of the other ranks' rows.
+fn alone(rank: usize) -> Mistake {
+    Mistake::Befell(Scope::Of(Part { rank, chunk: None }), Fate::Alone)
+}
+
+/// Returns in words that all ranks of a sequence make that mistake: nothing was exchanged, or summed.
+fn alone_everywhere(wrong: &Row<'_>, sequence: usize) -> String {
+    let what = match wrong.side() {
+        Side::Q => "saw its own keys alone".to_owned(),
+        Side::Kv => {
+            format!("received from its own queries alone: {} was not summed over ranks", wrong.tensor())
+        }
+    };
+    format!("each rank's part of sequence {sequence} {what}")
 }
 
 /// Rows of one sequence that are asked what befell them.
@@ -314,7 +335,22 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
 
     /// Whether a mistake explains all rows of a part that are looked at, and more than the one that led to it.
     fn befell_all(&self, mistake: Mistake, part: Part, known: usize, rows: usize) -> bool {
-        let all: Vec<usize> = self.own.positions(part).filter(|position| *position != known).collect();
+        self.explained(mistake, part, Some(known), rows).is_some_and(|explained| explained > 0)
+    }
+
+    /// Whether the rows of several ranks met none of the other ranks' rows, and those of no rank contradict it.
+    fn befell_each_rank(&self, rows: usize) -> bool {
+        let rows = (rows / self.own.parts.len()).max(1);
+        let explained = |part: &Part| Some((part.rank, self.explained(alone(part.rank), *part, None, rows)?));
+        let each: Option<Vec<(usize, usize)>> = self.own.parts.iter().map(explained).collect();
+        let ranks = each.into_iter().flatten().filter(|(_, explained)| *explained > 0);
+        ranks.map(|(rank, _)| rank).collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// Returns how many of a part's wrong rows that are looked at a mistake explains, apart from a known one; `None` where it
+    /// does not explain one of them.
+    fn explained(&self, mistake: Mistake, part: Part, known: Option<usize>, rows: usize) -> Option<usize> {
+        let all: Vec<usize> = self.own.positions(part).filter(|position| Some(*position) != known).collect();
         let step = all.len().div_ceil(rows.max(1)).max(1);
         let mut explained = 0;
         for &position in all.iter().step_by(step) {
@@ -324,15 +360,17 @@ impl<'a, F: Fn(usize) -> Option<Row<'a>>> Asked<'_, F> {
             match self.predicted(mistake, &row, &sums) {
                 Some(predicted) if !is_same(&predicted, &right) => {
                     if rest_of(&predicted, row.got(), &right) > REST_MAX {
-                        return false;
+                        return None;
                     }
                     explained += 1;
                 }
                 _ if is_right(row.got(), &right) => {}
-                _ => return false,
+                // None of its own rank's rows are to be met.
+                None if mistake == alone(part.rank) && row.got().norm() == 0.0 => {}
+                _ => return None,
             }
         }
-        explained > 0
+        Some(explained)
     }
 }
 

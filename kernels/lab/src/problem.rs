@@ -1,7 +1,8 @@
 //! Problems of one rank, to run the kernels on.
 
 use seamproof_kernels::KernelError;
-use seamproof_oracle::{Heads, Mask, Problem, ProblemFields, Sequence, TensorRows};
+use seamproof_kernels::forward::LATENT_DIMS;
+use seamproof_oracle::{Dims, Heads, Mask, Problem, ProblemFields, Sequence, TensorRows};
 
 /// Returns a pass with its backward, in bf16, of one head dim.
 pub(crate) fn fields(
@@ -11,7 +12,7 @@ pub(crate) fn fields(
     dim: usize,
     mask: Mask,
 ) -> ProblemFields {
-    ProblemFields { rows, heads, mask, data_seed: 1, ..ProblemFields::of(sequences, dim) }
+    ProblemFields { rows, heads, mask, dims: dims_of(dim), data_seed: 1, ..ProblemFields::of(sequences, dim) }
 }
 
 /// Returns a pass over sequences one behind the other, each with its real and its owned rows.
@@ -22,7 +23,12 @@ pub(crate) fn packed(
     mask: Mask,
 ) -> ProblemFields {
     let lengths: Vec<(usize, usize)> = lengths.into_iter().collect();
-    ProblemFields { heads, mask, data_seed: 1, ..ProblemFields::padded(&lengths, dim) }
+    ProblemFields { heads, mask, dims: dims_of(dim), data_seed: 1, ..ProblemFields::padded(&lengths, dim) }
+}
+
+/// Returns one head dim of all tensors, but no more lanes of values than the forward takes.
+fn dims_of(dim: usize) -> Dims {
+    Dims { qk: dim, v: dim.min(LATENT_DIMS[1]) }
 }
 
 pub(crate) fn legal(fields: ProblemFields) -> Result<Problem, KernelError> {

@@ -17,7 +17,6 @@ use seamproof_oracle::{Problem, Softmax};
 
 use seamproof_kernels::block::THREADS;
 use seamproof_kernels::cache::Cache;
-use seamproof_kernels::forward::DIM_MAX;
 use seamproof_kernels::memory::{Area, Argument, DeviceBuffer};
 use seamproof_kernels::occupancy::Block;
 use seamproof_kernels::source::Source;
@@ -25,6 +24,8 @@ use seamproof_kernels::tables::ROWS_MAX;
 use seamproof_kernels::view::{RawView, Table, View};
 use seamproof_kernels::{Gpu, KernelError};
 
+/// The largest head dim, whose rows shared memory holds.
+const DIM_MAX: usize = 256;
 /// The query rows of a block, the keys of a step and the lanes of a block's output: `ROWS`, `KEYS` and `LANES` of the
 /// source.
 const ROWS: usize = 64;
@@ -428,7 +429,11 @@ fn check(questions: &Questions, ReferenceTensors { q, k, v }: &ReferenceTensors)
     let ([q_rows, heads, dim], [kv_rows, kv_heads, k_dim], [v_rows, v_heads, dim_v]) =
         (q.shape(), k.shape(), v.shape());
     let fit = kv_heads > 0 && kv_heads == v_heads && heads % kv_heads == 0 && kv_rows == v_rows;
-    if !fit || k_dim != dim || dim == 0 || dim_v == 0 || dim.max(dim_v) > DIM_MAX {
+    if dim.max(dim_v) > DIM_MAX {
+        let what = format!("head dims {dim} and {dim_v}; the reference takes up to {DIM_MAX}");
+        return Err(KernelError::shape(what));
+    }
+    if !fit || k_dim != dim || dim == 0 || dim_v == 0 {
         let what =
             format!("q {:?}, k {:?} and v {:?} do not fit each other", q.shape(), k.shape(), v.shape());
         return Err(KernelError::shape(what));

@@ -105,13 +105,13 @@ fn direct_dq_has_the_bits_of_sums() {
 #[ignore = "needs a Hopper GPU"]
 fn few_blocks_give_the_bits_of_all() {
     let gpu = done(Gpu::open(0, &Cache::of_user()));
-    let found = done(check_few_blocks(&gpu));
+    let found = done(check_few_blocks(&gpu, 1));
     assert!(found.is_empty(), "{}", found[0]);
     for id in ["first-place-of-queries", "gradients-of-the-tile-before-kept"] {
         let fault = by_id(id).expect("a planted fault");
         let sources = fault.edit.sources().expect("a source with the fault");
         let gpu = done(Gpu::with_sources(0, &Cache::of_user(), &sources));
-        assert!(!done(check_few_blocks(&gpu)).is_empty(), "{id} would be missed");
+        assert!(!done(check_few_blocks(&gpu, 1)).is_empty(), "{id} would be missed");
     }
 }
 

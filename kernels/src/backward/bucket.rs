@@ -153,8 +153,9 @@ pub(crate) fn shared_of(kernel: &str) -> Option<usize> {
 }
 
 impl CallTables {
-    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes.
-    /// Others take as many as with head dims of 128 at least. It is linear in rows and heads.
+    /// Returns the bytes of a backward's workspace, whose address is a multiple of 16, for tensors that lie on 16 bytes,
+    /// with head dims that the backward takes. Others take as many as with head dims of 128 at least. It is linear in rows and
+    /// heads.
     pub fn workspace_bytes(&self, heads: usize, dims: [usize; 2]) -> usize {
         Bucket::of(Instance::of(self, dims)).workspace_bytes(self, [heads, 0])
     }

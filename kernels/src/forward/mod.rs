@@ -34,7 +34,7 @@ pub const DIM_MAX: usize = 256;
 /// The largest head dimensions of q and k, and of v, in a forward alone: those of latent attention, where a value is the 512
 /// latent lanes of its key (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>).
 pub const LATENT_DIMS: [usize; 2] = [576, 512];
-/// The largest head dimension of every instance but the widest one.
+/// The largest head dimension of every instance but the widest and the latent one.
 pub(crate) const WIDE_DIM: usize = 128;
 /// The end of bounds and rows, whose sums fit 32 bits: `FAR` of plan.cuh.
 pub(crate) const ROWS_MAX: usize = 1 << 29;

@@ -25,7 +25,7 @@ const MIXED_ROWS: usize = 2048;
 const PAIRED_ROWS: [usize; 2] = [16_384, 4096];
 /// Rows times heads from which there are several waves of clusters. Fewer were not measured in full masks.
 const PAIRED_WORK: usize = 264 * 256;
-/// The most query heads of a KV head, a power of two, whose rows share a tile of the middle shape or the long one.
+/// The most query heads of a KV head, a power of two, whose rows share a tile of the middle shape or the long one, that of latent heads among them.
 const PACKED_MAX: usize = 4;
 /// The fewest rows of a sequence in a tile of every shape but the split one: where a tile has as many heads.
 pub(super) const TILE_ROWS_LEAST: usize = 64 / PACKED_MAX;
@@ -34,7 +34,7 @@ pub(super) const TILE_ROWS_LEAST: usize = 64 / PACKED_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TileShape {
     /// 192 query rows and 80 keys, or 128 keys with head dims up to 64. In a general instance the middle shape. The widest
-    /// instance has this shape alone, with 128 query rows.
+    /// instance has this shape alone, with 128 query rows, and the latent one with 64 rows and 32 keys.
     Long,
     /// With head dims over 64: 128 query rows and 176 keys, and two blocks of threads share keys and values. With others
     /// the long shape, and in a general instance the middle one.
@@ -313,7 +313,7 @@ impl TileShape {
 pub(super) struct Config {
     /// The number of teams, each with its own tiles and shared memory.
     pub(super) teams: usize,
-    /// The number of groups of 64 query rows in a tile.
+    /// The number of groups of a team, of 64 query rows each.
     pub(super) groups: usize,
     /// Whether groups have the same rows, and each its part of the values' lanes.
     pub(super) shares_rows: bool,

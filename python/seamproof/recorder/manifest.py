@@ -26,6 +26,11 @@ CHOICES = {
     "lse_empty": ("-inf", "+inf", "unspecified"),
     "dsink": ("partial", "reduced"),
 }
+# Of the fields of `problem.parallel` that a caller chooses, their words, and the one that has fields of its own.
+PARALLEL = {
+    "algorithm": (("ring", "all-gather", "all-to-all", "single"), "hierarchical"),
+    "balance": (("contiguous", "dual-chunk"), "striped"),
+}
 # Options that are needed before the call.
 BEFORE = ("sink", "of_call", "dropout", "bias", "alibi")
 PADDING = ("inputs", "outputs")
@@ -48,6 +53,12 @@ def check_declared(given: Mapping[str, Any]) -> None:
     for field, known in CHOICES.items():
         if given[field] not in known:
             raise DeclarationError(f"{field}={given[field]!r} is none of {', '.join(map(repr, known))}")
+    for field, (words, with_fields) in PARALLEL.items():
+        value = given[field]
+        has_fields = isinstance(value, Mapping) and list(value) == [with_fields]
+        if not has_fields and value not in words:
+            known = ", ".join(map(repr, words))
+            raise DeclarationError(f"{field}={value!r} is none of {known}, and no {{{with_fields!r}: …}}")
     for field in ("scale", "softcap"):
         value = given[field]
         if value is not None and not (_is_number(value) and math.isfinite(value) and value > 0):

@@ -43,16 +43,20 @@ use seamproof_oracle::{
 };
 
 use super::refusal::has_blind_query;
-use super::{BalanceKind, Lengths, MaskForm, MaskKind, Seams, SideLayout, Table};
+use super::{BalanceKind, Lengths, MaskForm, MaskKind, Seams, SideLayout, Sizes, Table};
 use crate::generate::with_legal_mode;
 use crate::hash::{below, mix};
 use crate::shrink::shape::{Arrangement, Layout};
 use crate::shrink::{fewer_ranks, renumber};
 use crate::subject::parallel::Needs;
 
-/// Constants that set the choices of a precision and of scales apart from other uses of the data seed.
+/// Constants that set the choices of a precision, of scales and of head dims apart from other uses of the data seed.
 const DRAW: u64 = 0xf0a3_27ec;
 const SCALES: u64 = 0x5ca1_e5c3;
+const DIMS_QK: u64 = 0xd1a5_0971;
+const DIMS_V: u64 = 0xd1a5_0b3e;
+/// Head dim that most draws do not exceed.
+const ORDINARY_DIM: usize = 64;
 
 /// Returns a problem whose descales are drawn in a way that its data seed chooses, if it has any.
 fn with_drawn_scales(problem: Problem) -> Problem {
@@ -108,7 +112,7 @@ impl Table {
     /// Returns the problem that fits after giving something up; `None` where that is no problem.
     fn fit(&self, mut fields: ProblemFields, given_up: GivenUp) -> Option<Problem> {
         fields.precision = self.nearest_precision(&fields.precision);
-        fields.dims = self.nearest_dims(fields.dims);
+        fields.dims = self.nearest_dims(fields.dims, fields.data_seed);
         fields.heads = self.nearest_heads(fields.heads);
         fields.mask = self.nearest_mask(fields.mask, &fields.sequences);
         fields.softmax.softcap = fields.softmax.softcap.filter(|_| self.softcap);
@@ -215,10 +219,16 @@ impl Table {
         self.parallel.regions && heads && self.forms.contains(&Form::CuSeqlens)
     }
 
-    fn nearest_dims(&self, Dims { qk, v }: Dims) -> Dims {
+    /// Returns the nearest head dims. Where all are larger than most that are drawn, the nearest to nearly every draw would be
+    /// the least: the data seed draws them instead.
+    fn nearest_dims(&self, Dims { qk, v }: Dims, data_seed: u64) -> Dims {
         let (taken, inside) = (&self.dims, self.dims.qk.contains(qk) && self.dims.v.contains(v));
+        let size = |sizes: &Sizes, drawn: usize, seed: u64| match sizes.least() {
+            least if drawn < least && least > ORDINARY_DIM => sizes.any(mix(data_seed ^ seed)),
+            _ => sizes.nearest(drawn),
+        };
         if !taken.equal {
-            return Dims { qk: taken.qk.nearest(qk), v: taken.v.nearest(v) };
+            return Dims { qk: size(&taken.qk, qk, DIMS_QK), v: size(&taken.v, v, DIMS_V) };
         }
         if inside && qk == v {
             return Dims { qk, v };

@@ -114,6 +114,17 @@ impl Sizes {
             false => self.iter().min_by_key(|size| size.abs_diff(number)).unwrap_or(number),
         }
     }
+
+    /// Returns any size of the set, as drawn numbers say: in one case of four the largest, and in half of them one that is
+    /// nearest to a multiple of 8.
+    pub fn any(&self, drawn: u64) -> usize {
+        let any = self.iter().nth((drawn >> 2) as usize % self.iter().count()).unwrap_or(self.least());
+        match drawn % 4 {
+            0 => self.most(),
+            1 | 2 => self.nearest(any.next_multiple_of(8)),
+            _ => any,
+        }
+    }
 }
 
 impl Set {
@@ -223,6 +234,18 @@ mod tests {
         for json in [r#"{"from":1,"to":8,"multiple":0}"#, r#"{"from":1,"to":8,"step":2}"#, "64", "null"] {
             assert!(read(json).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn any_size_may_be_drawn_and_multiples_of_8_and_the_largest_often() {
+        let sizes = Sizes::multiples(257, 576, 1).expect("sizes");
+        let drawn: Vec<usize> = (0..4000).map(|draw| sizes.any(crate::hash::mix(draw))).collect();
+        let share = |what: &dyn Fn(usize) -> bool| drawn.iter().filter(|size| what(**size)).count();
+        assert!(drawn.iter().all(|size| sizes.contains(*size)));
+        assert!((900..1200).contains(&share(&|size| size == 576)), "the largest");
+        assert!((2800..3400).contains(&share(&|size| size % 8 == 0)), "multiples of 8");
+        assert!(drawn.iter().collect::<std::collections::BTreeSet<_>>().len() > 250);
+        assert_eq!(Sizes::only(5).any(7), 5);
     }
 
     #[test]

@@ -51,8 +51,10 @@ impl<'a> AttentionBench<'a> {
         peer: Option<&'a str>,
     ) -> Result<AttentionBench<'a>, BenchError> {
         let cells = match subject {
-            BenchedPass::Forward(_) | BenchedPass::ForwardFp8(_) | BenchedPass::Backward => {
-                cells_and_wide(&tracks()?, [rows, columns])?
+            // Peers are asked for one head dim.
+            BenchedPass::Forward(_) => cells_and_wide(&tracks()?, [rows, columns], peer.is_none())?,
+            BenchedPass::ForwardFp8(_) | BenchedPass::Backward => {
+                cells_and_wide(&tracks()?, [rows, columns], false)?
             }
             BenchedPass::BackwardFp8 => cells(&tracks()?, [rows, columns])?,
         };

@@ -2,8 +2,7 @@
 //!
 //! A *track* is a pack of sequences, a *column* a choice of heads, head dim and mask; a *cell* is both.
 
-use seamproof_kernels::forward::LATENT_DIMS;
-use seamproof_oracle::{Dims, Heads, Mask, Pass, Problem, ProblemFields};
+use seamproof_oracle::{Heads, Mask, Pass, Problem, ProblemFields};
 use serde::Deserialize;
 
 use super::error::BenchError;
@@ -57,11 +56,6 @@ pub(super) struct BenchCell {
 }
 
 impl Column {
-    /// Returns the head dim of values.
-    pub(super) fn dim_v(&self) -> usize {
-        self.dim.min(LATENT_DIMS[1])
-    }
-
     /// Returns the name of the mask.
     pub(super) fn mask_name(&self) -> &'static str {
         match self.mask {
@@ -80,8 +74,7 @@ impl Track {
     fn problem(&self, column: &Column) -> Result<Problem, BenchError> {
         let lengths = self.lengths().map(|length| (length, length.next_multiple_of(self.align)));
         let fields = packed(lengths, column.heads, column.dim, column.mask);
-        let dims = Dims { v: column.dim_v(), ..fields.dims };
-        Problem::new(ProblemFields { pass: Pass::Forward, dims, ..fields })
+        Problem::new(ProblemFields { pass: Pass::Forward, ..fields })
             .map_err(|error| BenchError::Tracks(error.to_string()))
     }
 }
@@ -89,7 +82,7 @@ impl Track {
 impl BenchCell {
     /// Returns the floating-point operations of the forward on visible pairs of real tokens: two products.
     pub(super) fn operations(&self) -> f64 {
-        let lanes = self.column.dim + self.column.dim_v();
+        let lanes = self.problem.dims.qk + self.problem.dims.v;
         2.0 * (lanes * self.column.heads.q) as f64 * self.problem.pairs() as f64
     }
 }
@@ -105,10 +98,18 @@ pub(super) fn cells(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<Bench
     cells_among(tracks, &COLUMNS, names)
 }
 
-/// Returns the same where the columns of wide heads may be named.
-pub(super) fn cells_and_wide(tracks: &[Track], names: [&[String]; 2]) -> Result<Vec<BenchCell>, BenchError> {
-    let known = if names[1].is_empty() { COLUMNS.to_vec() } else { [&COLUMNS[..], &[WIDE, LATENT]].concat() };
-    cells_among(tracks, &known, names)
+/// Returns the same where the columns of wide heads may be named, that of latent ones too where only `forwards` are meant.
+pub(super) fn cells_and_wide(
+    tracks: &[Track],
+    names: [&[String]; 2],
+    forwards: bool,
+) -> Result<Vec<BenchCell>, BenchError> {
+    let more: &[Column] = match (names[1].is_empty(), forwards) {
+        (true, _) => &[],
+        (false, false) => &[WIDE],
+        (false, true) => &[WIDE, LATENT],
+    };
+    cells_among(tracks, &[&COLUMNS[..], more].concat(), names)
 }
 
 fn cells_among(
@@ -170,7 +171,7 @@ mod tests {
         let tracks = tracks().unwrap();
         let cell = |track: &str, column: &str| {
             let names = [[track.to_owned()], [column.to_owned()]];
-            cells_and_wide(&tracks, [&names[0], &names[1]]).unwrap().remove(0).operations()
+            cells_and_wide(&tracks, [&names[0], &names[1]], true).unwrap().remove(0).operations()
         };
         let causal = |length: f64| length * (length + 1.0) / 2.0;
         assert_eq!(cell("one_16384", "full-d128"), 4.0 * 128.0 * 16.0 * 16_384.0 * 16_384.0);
@@ -178,7 +179,7 @@ mod tests {
         let window = causal(512.0) + 513.0 * (16_384.0 - 512.0);
         assert_eq!(cell("one_16384", "window-d128"), 4.0 * 128.0 * 16.0 * window);
         assert_eq!(cell("one_16384", "mha-d256"), 4.0 * 256.0 * 8.0 * causal(16_384.0));
-        assert_eq!(cells_and_wide(&tracks, [&[], &[]]).unwrap().len(), 25);
+        assert_eq!(cells_and_wide(&tracks, [&[], &[]], true).unwrap().len(), 25);
         assert!(cells(&tracks, [&[], &["mha-d256".to_owned()]]).is_err());
         let unknown = cells(&tracks, [&["big".to_owned()], &[]]);
         assert!(matches!(unknown, Err(BenchError::Unknown { .. })));

@@ -193,7 +193,9 @@ impl Case {
             [192, 128],
             [36, 130],
             [576, 512],
-            [290, 44],
+            [576, 512],
+            [290, 300],
+            [8, 512],
         ]);
         let format = draw.pick(&[Format::Bf16, Format::Bf16, Format::Fp16]);
         let softmax = Softmax {

@@ -150,11 +150,16 @@ impl Pack<'_> {
         keys
     }
 
+    /// Returns the lane in which the value of a step is 1: lanes of all parts of a row.
+    fn lane_of(&self, step: usize) -> usize {
+        step * (self.dim / STEPS_MAX)
+    }
+
     fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.climbs.len() * self.keys * self.dim];
         for (sequence, climb) in self.climbs.iter().enumerate() {
             for (step, place) in (0..climb.len()).zip(self.places) {
-                values[(sequence * self.keys + place) * self.dim + step] = 1.0;
+                values[(sequence * self.keys + place) * self.dim + self.lane_of(step)] = 1.0;
             }
         }
         values
@@ -189,9 +194,10 @@ impl Pack<'_> {
             rows.find_map(|(row, head)| {
                 let climbs = (row < ROWS / 2) == climbs_first(sequence);
                 let row = sequence * ROWS + row;
-                let weights = &out[(row * HEADS.q + head) * self.dim..][..climb.len()];
+                let lanes = &out[(row * HEADS.q + head) * self.dim..][..self.dim];
+                let weights: Vec<f32> = (0..climb.len()).map(|step| lanes[self.lane_of(step)]).collect();
                 let wanted = if climbs { &climbing } else { &quiet };
-                wanted.fault(weights, lse[head * self.climbs.len() * ROWS + row])
+                wanted.fault(&weights, lse[head * self.climbs.len() * ROWS + row])
             })
         });
         Ok(found.or_else(|| self.wrong_largest(&largest)).map(|place| Mismatch {

@@ -248,8 +248,8 @@ const LENGTHS: [usize; 4] = [300, 1, 64, 450];
 const PADDING: usize = 16;
 /// The query and KV heads: four query heads to a KV head, which share tiles, and one.
 const HEADS: [Heads; 2] = [Heads { q: 4, kv: 1 }, Heads { q: 2, kv: 2 }];
-/// The head dims: of all sizes, and two whose rows threads bring.
-pub(super) const DIMS: [usize; 6] = [64, 128, 20, 256, 130, 512];
+/// The head dims: of all sizes, and three whose rows threads bring.
+pub(super) const DIMS: [usize; 7] = [64, 128, 20, 256, 130, 576, 300];
 pub(super) const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 /// The beginnings of the names of the kernels on tensor cores.
 const TENSOR_CORES: [&str; 2] = ["forward_", "backward_"];

@@ -162,7 +162,7 @@ pub const REPLAYED: [Replayed; 16] = [
     EVERYTHING,
     Replayed { name: "a soft cap, and rows by threads", dims: &[20, 128], softcap: Some(2.0), ..EVERYTHING },
     Replayed { name: "wide heads", shapes: &[TileShape::Long], dims: &[256, 130], ..EVERYTHING },
-    Replayed { name: "wider heads", shapes: &[TileShape::Long], dims: &[512, 300], ..PLAIN },
+    Replayed { name: "wider heads", shapes: &[TileShape::Long], dims: &[576, 300], ..PLAIN },
     Replayed { name: "the simple kernels", shapes: NO_SHAPES, dims: &[132, 136], ..PLAIN },
     Replayed {
         name: "everything on the simple kernels",

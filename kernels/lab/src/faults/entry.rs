@@ -1,7 +1,7 @@
 //! Entries of the catalogue.
 
 use seamproof_kernels::backward::Walks;
-use seamproof_kernels::forward::{AttentionKernels, TileShape};
+use seamproof_kernels::forward::{AttentionKernels, Instance, TileShape};
 use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_kernels::source::{Source, sources};
 use seamproof_simulator::faults::{Catcher, Fault};
@@ -138,6 +138,15 @@ impl SourceEdit {
     /// Returns an instance of the edited file that the fault is in; `None` where the text is not there exactly once.
     pub fn instance(&self) -> Option<Source> {
         let mut edited = self.edited()?;
+        let wide = match self.launched {
+            Launched::Widest => Some(Instance::Widest),
+            Launched::Latent => Some(Instance::Latent),
+            _ => None,
+        };
+        if let Some(instance) = wide {
+            let dim = format!("-DDIM={}", instance.dim());
+            return edited.into_iter().find(|source| source.options.contains(&dim.as_str()));
+        }
         // Instances in FP8 are the last ones of a file. The last of all has every path.
         if let Launched::Fp8(_) | Launched::Fp8InOneBlock(_) | Launched::Fp8Backward = self.launched {
             edited.pop()
