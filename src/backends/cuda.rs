@@ -531,7 +531,6 @@ impl Backend for Cuda {
         let passes = [FORWARD_ON_TENSOR_CORES, BACKWARD_ON_TENSOR_CORES].into_iter().zip(&launches);
         let passes = passes.filter(|(_, launches)| !launches.is_empty());
         // A subject of one instance is asked for no way that none of its problems has.
-        let may_be = |instance| self.instance.is_none_or(|only| only == instance);
         let has_backward = self.instance != Some(Instance::Latent);
         let passes = passes.filter(|(name, _)| *name == FORWARD_ON_TENSOR_CORES || has_backward);
         let mut ways: Vec<Way> =
@@ -544,7 +543,7 @@ impl Backend for Cuda {
             let several = turns.iter().any(|&turns| turns > 1);
             let instance = Instance::of_bands(&problem.softmax, [problem.dims.qk, problem.dims.v]);
             ways.push(Way { name: SEVERAL_TURNS, taken: several });
-            if may_be(Instance::Wide) {
+            if self.instance.is_none_or(|only| only == Instance::Wide) {
                 ways.push(Way { name: SEVERAL_LATE_TURNS, taken: several && instance == Instance::Wide });
             }
         }

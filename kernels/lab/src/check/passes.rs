@@ -77,10 +77,10 @@ impl Launches {
         };
         let bytes = match kernels {
             Kernels::Simple | Kernels::Paged(_) => [0, call.scratch_bytes(heads[0])],
-            // Tensors that do not lie on 16 bytes take the room of head dims of 128 at least.
             Kernels::Tuned(shape, _) if is_of_forward(dims) => {
                 [call.forward_bytes(shape, heads), call.scratch_bytes(heads[0])]
             }
+            // Tensors that do not lie on 16 bytes take the room of head dims of 128 at least.
             Kernels::Tuned(shape, _) => {
                 let rooms = [dims, [128; 2]].map(|dims| call.workspace_bytes(heads[0], dims));
                 [call.forward_bytes(shape, heads), rooms[0].max(rooms[1])]

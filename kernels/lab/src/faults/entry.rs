@@ -137,21 +137,17 @@ impl SourceEdit {
 
     /// Returns an instance of the edited file that the fault is in; `None` where the text is not there exactly once.
     pub fn instance(&self) -> Option<Source> {
-        let mut edited = self.edited()?;
-        let wide = match self.launched {
-            Launched::Widest => Some(Instance::Widest),
-            Launched::Latent => Some(Instance::Latent),
-            _ => None,
-        };
-        if let Some(instance) = wide {
+        let mut edited = self.edited()?.into_iter();
+        let mut of = |instance: Instance| {
             let dim = format!("-DDIM={}", instance.dim());
-            return edited.into_iter().find(|source| source.options.contains(&dim.as_str()));
-        }
-        // Instances in FP8 are the last ones of a file. The last of all has every path.
-        if let Launched::Fp8(_) | Launched::Fp8InOneBlock(_) | Launched::Fp8Backward = self.launched {
-            edited.pop()
-        } else {
-            edited.into_iter().next()
+            edited.find(|source| source.options.contains(&dim.as_str()))
+        };
+        match self.launched {
+            Launched::Widest => of(Instance::Widest),
+            Launched::Latent => of(Instance::Latent),
+            // Instances in FP8 are the last ones of a file. The last of all has every path.
+            Launched::Fp8(_) | Launched::Fp8InOneBlock(_) | Launched::Fp8Backward => edited.next_back(),
+            _ => edited.next(),
         }
     }
 
