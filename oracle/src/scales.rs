@@ -198,10 +198,10 @@ impl Scales {
         Scales { own, ..self }
     }
 
-    /// Returns the numbers in which a result of the problem is stored.
+    /// Returns the numbers in which a result of the problem is stored. They say nothing of the way there.
     pub fn stored(&self, problem: &Problem, result: TensorName) -> Stored {
         let descale = Quantity::of(result).map_or(1.0, |quantity| self.own.of(quantity));
-        Stored { format: problem.precision.of(result).format, descale: descale.into() }
+        Stored { format: problem.precision.of(result).format, descale: descale.into(), through: None }
     }
 
     /// Returns the descales of an input.

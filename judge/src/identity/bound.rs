@@ -15,7 +15,7 @@ use seamproof_oracle::amax::Amaxes;
 use seamproof_oracle::envelope::{
     BoundTier, Delta, F32_ROUNDOFF, GradientPair, Merges, Model, Partition, RowStatistics,
 };
-use seamproof_oracle::{Inputs, Problem, Quantity, Scales, TensorName};
+use seamproof_oracle::{Format, Inputs, Problem, Quantity, Scales, TensorName};
 
 use super::norms::{KeyNorms, Norms, capped, norm};
 use crate::ladder::compare::lanes;
@@ -137,9 +137,11 @@ impl<'a> Bounds<'a> {
     /// lse alone. Two runs of a subject make D in the same way, so an unknown way has the larger of both errors.
     fn d_error(&self, worst: &Worst, error: &RowError, dout: f64, out: f64) -> f64 {
         let lanes = self.problem.dims.v as f64;
-        let stored = self.scales.stored(self.problem, TensorName::Out);
+        let stored = self.model.stored(TensorName::Out);
         // Half spacings of a row are its unit roundoffs, and at least half a smallest spacing each.
-        let roundings = 1.01 * stored.format.unit_roundoff() * out + 2.0 * stored.tiny_half() * lanes.sqrt();
+        let wide = stored.through.map_or(0.0, Format::unit_roundoff);
+        let unit = stored.format.unit_roundoff() + 2.0 * wide;
+        let roundings = 1.01 * unit * out + 2.0 * stored.tiny_half() * lanes.sqrt();
         let of_out = self.model.out_dot_error(dout * out, dout * roundings);
         let of_dots = || {
             let b = dout * worst.norms.v;

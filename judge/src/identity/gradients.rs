@@ -14,7 +14,7 @@ use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Run, Side, Stored};
 
 use super::bound::{Against, Bounds, GivenError};
-use super::readers::{Readers, moved_by, seeing, stored_rounding};
+use super::readers::{Readers, moved_by, seeing};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
 use crate::ladder::compare::{Worst, lanes, times_bound};
@@ -87,9 +87,10 @@ impl Runs<'_> {
         worst.into_iter().find_map(Worst::finding)
     }
 
-    /// Returns the numbers in which both runs store a gradient.
+    /// Returns the numbers in which both runs store a gradient, which may be rounded to a wider format first in either.
     fn stored(&self, gradient: TensorName) -> Stored {
-        self.evidence.inputs.scales.stored(self.evidence.problem, gradient)
+        let [here, there] = self.bounds.map(|bounds| bounds.model.stored(gradient));
+        Stored { through: here.through.or(there.through), ..here }
     }
 
     /// Returns the errors of a query's contributions, in both runs.
@@ -230,7 +231,7 @@ impl Compared<'_> {
 
     /// Returns the most that the last rounding of a stored number may have moved it, with underflow before it.
     fn rounding(&self, value: f64) -> f64 {
-        stored_rounding(self.stored, value) + self.runs.floor
+        self.stored.moved(value) + self.runs.floor
     }
 
     /// Whether the right value may lie past the largest number, so that an infinity is right too.

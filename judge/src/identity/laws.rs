@@ -25,7 +25,7 @@ use seamproof_oracle::envelope::F32_ROUNDOFF;
 use seamproof_oracle::{Side, Stored};
 
 use super::bound::{Against, Bounds};
-use super::readers::{Readers, moved_by, seeing, stored_rounding};
+use super::readers::{Readers, moved_by, seeing};
 use super::sums::Bounded;
 use crate::finding::{Place, Relation};
 use crate::ladder::compare::lanes;
@@ -55,7 +55,7 @@ impl Dot {
             self.is_wild |= !x.is_finite() || y.is_infinite() || stored.is_saturated(y);
             self.value += x * y;
             self.magnitude += (x * y).abs();
-            self.rounding += x.abs() * (stored_rounding(stored, y) + floor);
+            self.rounding += x.abs() * (stored.moved(y) + floor);
         }
         self.products += input.len();
     }
@@ -133,8 +133,8 @@ pub(super) fn euler(evidence: &Evidence<'_>) -> Option<Look> {
     let bounds = Bounds::of_law(evidence)?;
     let inputs = &*bounds.inputs;
     let floor = bounds.gradient_floor();
-    let [of_dq, of_dk] = [TensorName::Dq, TensorName::Dk]
-        .map(|gradient| (evidence.inputs.scales.stored(problem, gradient), floor));
+    let [of_dq, of_dk] =
+        [TensorName::Dq, TensorName::Dk].map(|gradient| (bounds.model.stored(gradient), floor));
     let law = Law {
         relation: Relation::Euler,
         tensor: TensorName::Dk,
@@ -161,7 +161,7 @@ pub(super) fn mass(evidence: &Evidence<'_>) -> Option<Look> {
     let (problem, out) = (evidence.problem, &evidence.first.out);
     let bounds = Bounds::of_law(evidence)?;
     let inputs = &*bounds.inputs;
-    let stored = |result| evidence.inputs.scales.stored(problem, result);
+    let stored = |result| bounds.model.stored(result);
     let (of_dv, of_out) = ((stored(TensorName::Dv), bounds.gradient_floor()), (stored(TensorName::Out), 0.0));
     let law = Law {
         relation: Relation::Mass,

@@ -1,7 +1,5 @@
 //! The queries that read a key, and the amounts by which errors and roundings move a gradient.
 
-use seamproof_oracle::{Format, Stored};
-
 use crate::ladder::evidence::Evidence;
 
 /// A KV head of a sequence and its readers: the queries that see a key, in each query head of the group.
@@ -33,19 +31,4 @@ pub(super) fn seeing(evidence: &Evidence<'_>, sequence: usize) -> Vec<usize> {
 pub(super) fn moved_by(magnitude: f64, error: f64) -> f64 {
     let moved = if magnitude == 0.0 { 0.0 } else { magnitude * error };
     moved + f64::from(f32::MIN_POSITIVE)
-}
-
-/// Returns the most that rounding to a result's numbers may have moved a returned one.
-#[inline(always)]
-pub(super) fn stored_rounding(Stored { format, descale }: Stored, value: f64) -> f64 {
-    if descale == 1.0 { own_rounding(format, value) } else { own_rounding(format, value / descale) * descale }
-}
-
-/// Returns the most that rounding to a format may have moved a returned number.
-#[inline(always)]
-pub(super) fn own_rounding(format: Format, value: f64) -> f64 {
-    // The number before its rounding may be larger than the returned one.
-    let (unit, least) = (format.unit_roundoff(), format.tiny_half());
-    let magnitude = (value.abs() * (1.0 + 2.0 * unit) + 2.0 * least).min(format.max_finite());
-    format.half_spacing(magnitude)
 }

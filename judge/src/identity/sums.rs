@@ -9,7 +9,7 @@ use seamproof_oracle::{ContextParallel, Format, ProblemFields, Quantity, Side, S
 use super::bound::{Against, Bounds};
 use super::gradients::{self, Runs};
 use super::norms::norm;
-use super::readers::{Readers, moved_by, own_rounding, seeing, stored_rounding};
+use super::readers::{Readers, moved_by, seeing};
 use super::twin::{Twin, TwinOrigin};
 use crate::finding::Relation;
 use crate::finding::{Finding, Place};
@@ -176,9 +176,9 @@ pub(super) fn unit_values(evidence: &Evidence<'_>) -> Option<Look> {
 fn add_row(totals: &mut [(f64, f64)], stored: Stored, row: &[f32], floor: f64) {
     // Each arm is compiled for its own format.
     match stored.format {
-        Format::Bf16 => add_row_of(totals, row, |value| own_rounding(Format::Bf16, value) + floor),
-        Format::Fp16 => add_row_of(totals, row, |value| own_rounding(Format::Fp16, value) + floor),
-        _ => add_row_of(totals, row, |value| stored_rounding(stored, value) + floor),
+        Format::Bf16 => add_row_of(totals, row, |value| Stored::from(Format::Bf16).moved(value) + floor),
+        Format::Fp16 => add_row_of(totals, row, |value| Stored::from(Format::Fp16).moved(value) + floor),
+        _ => add_row_of(totals, row, |value| stored.moved(value) + floor),
     }
 }
 
@@ -201,12 +201,11 @@ type Lanes<'a> = &'a dyn Fn(&Readers<'_>) -> Vec<f64>;
 fn sums(
     evidence: &Evidence<'_>,
     (relation, tensor): (Relation, TensorName),
-    (gradient, floor): (&Array3<f32>, f64),
+    (gradient, stored, floor): (&Array3<f32>, Stored, f64),
     expected: impl Fn(&Readers<'_>) -> Vec<f64>,
     [bound, largest]: [Lanes<'_>; 2],
 ) -> Look {
     let problem = evidence.problem;
-    let stored = evidence.inputs.scales.stored(problem, tensor);
     let mut worst = Bounded::new(relation, tensor, "the rows do not add up to what they must");
     for (index, sequence) in problem.sequences.iter().enumerate().filter(|(_, s)| s.kv.len > 0) {
         let queries = seeing(evidence, index);
@@ -290,7 +289,8 @@ pub(super) fn sum_of_dv(evidence: &Evidence<'_>) -> Option<Look> {
         sum
     };
     let of = (Relation::SumOfDv, TensorName::Dv);
-    Some(sums(evidence, of, (&gradients.dv, bounds.gradient_floor()), expected, [&bound, &largest]))
+    let results = (&gradients.dv, bounds.model.stored(TensorName::Dv), bounds.gradient_floor());
+    Some(sums(evidence, of, results, expected, [&bound, &largest]))
 }
 
 /// Asks for the sum of the rows of dk. It is 0, because one vector added to all keys moves every logit of a row alike
@@ -338,5 +338,6 @@ pub(super) fn sum_of_dk(evidence: &Evidence<'_>) -> Option<Look> {
         sum
     };
     let of = (Relation::SumOfDk, TensorName::Dk);
-    Some(sums(evidence, of, (&gradients.dk, bounds.gradient_floor()), expected, [&bound, &largest]))
+    let results = (&gradients.dk, bounds.model.stored(TensorName::Dk), bounds.gradient_floor());
+    Some(sums(evidence, of, results, expected, [&bound, &largest]))
 }

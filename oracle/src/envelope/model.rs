@@ -155,7 +155,12 @@ fn stored_heads(sums: GroupSums, problem: &Problem) -> GradientSums {
         _ if problem.group() == 1 => 0,
         GroupSums::Stored | GroupSums::Unknown => problem.group(),
     };
-    GradientSums { count, format: problem.precision.gradients.format, codes: 0 }
+    GradientSums { count, format: problem.precision.gradients.format, codes: 0, through: None }
+}
+
+/// Returns the numbers of a format, to which a result in FP8 comes through another one.
+fn coded(format: Format, through: Option<Format>) -> Stored {
+    Stored { through: through.filter(|_| format.saturates()), ..format.into() }
 }
 
 /// Returns the smallest normal number of a format where products are aligned by their factors' exponents, and 0
@@ -257,8 +262,8 @@ impl Model {
             heads: stored_heads(group_sums, problem),
             partition,
             p,
-            out: out.format.into(),
-            gradients: [gradients.format.into(); 3],
+            out: coded(out.format, partition.merges.through),
+            gradients: [coded(gradients.format, partition.sums.through); 3],
             ds: ds.format,
             scale: f64::from(problem.softmax.scale),
             softcap: problem.softmax.softcap.map(f64::from),
@@ -371,7 +376,15 @@ impl Model {
 
     /// Returns the model with other joints of partial results.
     pub fn with_joints(self, Joints { merges, sums }: Joints) -> Model {
-        Model { partition: Partition { merges, sums, ..self.partition }, ..self }
+        let out = Stored { through: coded(self.out.format, merges.through).through, ..self.out };
+        let gradient = |of: Stored| Stored { through: coded(of.format, sums.through).through, ..of };
+        let gradients = self.gradients.map(gradient);
+        Model { partition: Partition { merges, sums, ..self.partition }, out, gradients, ..self }
+    }
+
+    /// Returns the numbers in which out, dq, dk or dv is stored.
+    pub fn stored(&self, result: TensorName) -> Stored {
+        if result == TensorName::Out { self.out } else { self.gradients[place_of(result)] }
     }
 
     /// Returns the absolute error of a logit. `a` is `Σ|q||k|`, and `2ε·scale·a` covers the roundings of `scale·S`. Two
@@ -487,7 +500,7 @@ impl Model {
     /// Returns the most that storing partial sums of a gradient loses below their format's normal range.
     #[inline(always)]
     fn sum_floor(&self, gradient: TensorName) -> f64 {
-        let GradientSums { count, format, codes } = self.partition.sums;
+        let GradientSums { count, format, codes, .. } = self.partition.sums;
         let code = if self.makes_codes { self.gradients[place_of(gradient)].tiny_half() } else { 0.0 };
         1.01 * count as f64 * (format.tiny_half() + codes as f64 * code)
     }

@@ -34,6 +34,9 @@ pub struct Merges {
     pub product_rounded: bool,
     /// The formula of a merge.
     pub by: MergeBy,
+    /// The format to which the merged out is rounded before it becomes a code in FP8; `None` where its code is made of
+    /// the running out.
+    pub through: Option<Format>,
 }
 
 /// The formula by which a step's out `B` and LSE `b` enter the running out `O` and LSE `L`. Both formulas compute the
@@ -63,6 +66,9 @@ pub struct GradientSums {
     /// The number of roundings of a term to a code in FP8 with the gradient's given scale, before the last sum: one in
     /// the launch, and another one where a step's sum is stored.
     pub codes: usize,
+    /// The format to which the last sum is rounded before it becomes a code in FP8; `None` where its code is made of the
+    /// sum.
+    pub through: Option<Format>,
 }
 
 /// The joints of a row's partial results.
@@ -93,13 +99,18 @@ impl Partition {
         let (ranks, wide) =
             (parallel.all_ranks(), matches!(parallel.balance, Balance::Striped { stripe: 2.. }));
         let parts = if wide { PARTS_OF_STRIPES } else { PARTS };
-        let merges =
-            Merges { count: parts * ranks + 1, step: merge, running: merge, product_rounded: true, by };
-        Partition {
-            merges,
-            sums: GradientSums { count: (2 * parts + 2) * ranks, format: wire, codes: 2 },
-            ..self
-        }
+        // Sums in these formats are rounded to them each time, and so before they become codes.
+        let through = None;
+        let merges = Merges {
+            count: parts * ranks + 1,
+            step: merge,
+            running: merge,
+            product_rounded: true,
+            by,
+            through,
+        };
+        let sums = GradientSums { count: (2 * parts + 2) * ranks, format: wire, codes: 2, through };
+        Partition { merges, sums, ..self }
     }
 
     /// Returns the partition of a subject that makes every row in one launch: tiles only.
@@ -114,8 +125,9 @@ impl Partition {
                 running: f32,
                 product_rounded: false,
                 by: MergeBy::Weights,
+                through: None,
             },
-            sums: GradientSums { count: 0, format: f32, codes: 0 },
+            sums: GradientSums { count: 0, format: f32, codes: 0, through: None },
         }
     }
 }

@@ -141,7 +141,8 @@ fn model_of(problem: &Problem, draws: &mut Draws) -> Model {
         Accumulation::Unknown,
     ]);
     let by = draws.pick(&[MergeBy::Weights, MergeBy::Difference]);
-    let merges = Merges { count: 3, step: Format::Bf16, running: Format::F32, product_rounded: true, by };
+    let (step, running) = (Format::Bf16, Format::F32);
+    let merges = Merges { count: 3, step, running, product_rounded: true, by, through: None };
     let single = Partition::single(1 + draws.below(8), 1 + draws.below(40));
     let partition = draws.pick(&[single, Partition { merges, ..single }]);
     let weights = draws.pick(&[

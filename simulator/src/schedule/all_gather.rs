@@ -146,7 +146,8 @@ impl Rank<'_> {
         let launches = self.backward_launches();
         let everything = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, "dk"), (self.local.v, "dv")].map(|(local, name)| {
-            let step = self.full(local, &format!("{name} of a launch"), Format::F32);
+            let format = build::partial(self.builder.describe(to.dk).format);
+            let step = self.full(local, &format!("{name} of a launch"), format);
             let sum = self.full(local, &format!("{name} of all launches"), Format::F32);
             self.builder.fill(self.rank, COMPUTE, sum, &everything, FillValue::Zero);
             (step, sum)
@@ -180,7 +181,8 @@ impl Rank<'_> {
         if !self.apart() {
             return (to.dq, None);
         }
-        let step = self.builder.like(to.dq, "dq of a launch", Format::F32);
+        let format = build::partial(self.builder.describe(to.dq).format);
+        let step = self.builder.like(to.dq, "dq of a launch", format);
         let sum = self.builder.like(to.dq, "dq of all launches", Format::F32);
         self.builder.fill(self.rank, COMPUTE, sum, &build::slots(&self.shards.q), FillValue::Zero);
         (step, Some(sum))

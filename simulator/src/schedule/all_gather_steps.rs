@@ -5,7 +5,8 @@
 //! before. Each stream has an out of its own, as large as the rank's, of which a step writes its real rows. They are
 //! then copied into the result, which was filled with zeros: rows of other steps and padding are left alone. Backward,
 //! dq goes the same way. dk and dv are as large as all gathered keys. A step's are filled with zeros before its launch
-//! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results, and sums of codes in FP8 in f32.
+//! and added to the sums behind it, one step after the other. All of these are kept in the formats of the results. Sums
+//! of codes in FP8 are in bf16, the [nominal](build::NOMINAL) format, on every rank and over all ranks.
 //!
 //! Where sequences follow each other in memory and the mask is a band, a *table* says the segments of every step. It is
 //! made on the device from the lengths of whole sequences, and both the launches and the copies of valid rows read their
@@ -15,7 +16,7 @@
 //! Source: `AttnFuncWithCPAndKVAllGather` of
 //! <https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py>.
 
-use seamproof_oracle::Run;
+use seamproof_oracle::{Format, Run};
 
 use super::all_gather::Rank;
 use super::build::{self, Local, LocalBackward};
@@ -59,7 +60,7 @@ impl Rank<'_> {
             if self.apart() { whole() } else { self.backward_launches() }
         });
         let of = steps.len();
-        let outs = self.of_streams(of, out, "out");
+        let outs = self.of_streams(of, (out, self.builder.describe(out).format), "out");
         self.fork(of);
         let mut ends = Vec::new();
         for (index, step) in steps.into_iter().enumerate() {
@@ -108,12 +109,13 @@ impl Rank<'_> {
         let steps = self.steps(table, keys, || self.backward_launches());
         let all = [Run::packed(0, self.order_rows(), self.order_rows())];
         let sums = [(self.local.k, to.dk, "dk"), (self.local.v, to.dv, "dv")].map(|(local, to, name)| {
-            let format = build::decoded(self.builder.describe(to).format);
-            let sum = self.full(local, &format!("{name} of all steps"), format);
+            let format = self.builder.describe(to).format;
+            let sum = self.full(local, &format!("{name} of all steps"), build::gathered(format));
             self.builder.fill(self.rank, COMPUTE, sum, &all, FillValue::Zero);
-            (sum, self.of_streams(steps.len(), sum, name))
+            (sum, self.of_streams(steps.len(), (sum, format), name))
         });
-        let dqs = self.of_streams(steps.len(), to.dq, "dq");
+        let of_dq = (to.dq, self.builder.describe(to.dq).format);
+        let dqs = self.of_streams(steps.len(), of_dq, "dq");
         let dq_sum = self.dq_sum(to.dq);
         self.fork(steps.len());
         let (of, mut turn) = (steps.len(), None);
@@ -170,7 +172,7 @@ impl Rank<'_> {
         if !self.apart() {
             return dq;
         }
-        let sum = self.builder.sum_of(dq, "dq of all steps");
+        let sum = self.builder.sum_of(dq, ("dq of all steps", build::NOMINAL));
         if sum != dq {
             self.builder.fill(self.rank, COMPUTE, sum, &build::slots(&self.shards.q), FillValue::Zero);
         }
@@ -228,9 +230,8 @@ impl Rank<'_> {
         (0..told.pieces()).step_by(of_step.max(1)).map(step).collect()
     }
 
-    /// Returns a buffer like `model` for each stream that has a step.
-    fn of_streams(&mut self, steps: usize, model: BufferId, name: &str) -> Vec<BufferId> {
-        let format = self.builder.describe(model).format;
+    /// Returns a buffer like `model` in a format for each stream that has a step.
+    fn of_streams(&mut self, steps: usize, (model, format): (BufferId, Format), name: &str) -> Vec<BufferId> {
         let one = |stream| self.builder.like(model, &format!("{name} of a step, stream {stream}"), format);
         (0..STREAMS.len().min(steps)).map(one).collect()
     }

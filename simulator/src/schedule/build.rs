@@ -134,11 +134,21 @@ impl Builder {
         self.buffer(Buffer { name: name.into(), format, role: Role::Scratch, ..model })
     }
 
-    /// Returns the buffer in which the shipped orders add up a result: the result itself, and one in f32 under this name
-    /// for codes in FP8.
-    pub(super) fn sum_of(&mut self, result: BufferId, name: &str) -> BufferId {
-        let own = self.describe(result).format;
-        if decoded(own) == own { result } else { self.like(result, name, decoded(own)) }
+    /// Returns the buffer in which the shipped orders add up a result: the result itself, and for codes in FP8 one of
+    /// this name and format.
+    pub(super) fn sum_of(&mut self, result: BufferId, (name, of_codes): (&str, Format)) -> BufferId {
+        if self.is_coded(result) { self.like(result, name, of_codes) } else { result }
+    }
+
+    /// Returns the buffer through which the shipped orders bring the last sum of a result to the result: one in
+    /// [`NOMINAL`] for codes in FP8, and none for another result.
+    pub(super) fn nominal_of(&mut self, result: BufferId, name: &str) -> Option<BufferId> {
+        self.is_coded(result).then(|| self.like(result, &format!("{name}, rounded"), NOMINAL))
+    }
+
+    /// Whether a buffer holds codes in FP8.
+    pub(super) fn is_coded(&self, buffer: BufferId) -> bool {
+        self.describe(buffer).format.saturates()
     }
 
     pub(super) fn describe(&self, buffer: BufferId) -> &Buffer {
@@ -196,6 +206,21 @@ impl Builder {
         rows: &[RowPair],
     ) {
         self.push(rank, stream, Work::Copy { from, to, rows: rows.to_vec() });
+    }
+
+    /// Copies a sum to its result, through the format of another buffer where there is one.
+    pub(super) fn store(
+        &mut self,
+        (rank, stream): (usize, usize),
+        sum: BufferId,
+        through: Option<BufferId>,
+        to: BufferId,
+        rows: &[RowPair],
+    ) {
+        if let Some(through) = through {
+            self.copy(rank, stream, sum, through, rows);
+        }
+        self.copy(rank, stream, through.unwrap_or(sum), to, rows);
     }
 }
 
@@ -331,9 +356,19 @@ pub(super) fn slots(shard: &ShardedSide) -> Vec<Run> {
     (0..shard.slots.len()).map(|sequence| shard.slot(sequence)).filter(|slot| slot.span > 0).collect()
 }
 
-/// Returns the format in which numbers of a result are added: its own, and f32 for codes in FP8, which are decoded.
-pub(super) fn decoded(format: Format) -> Format {
-    if format.saturates() { Format::F32 } else { format }
+/// The nominal format of tensors in FP8 in TransformerEngine: that in which a tensor is where it is not in FP8.
+pub(super) const NOMINAL: Format = Format::Bf16;
+
+/// Returns the format of the shipped orders' sums over launches of an all-gather: the result's own, and [`NOMINAL`] for
+/// codes in FP8.
+pub(super) fn gathered(result: Format) -> Format {
+    if result.saturates() { NOMINAL } else { result }
+}
+
+/// Returns the format of a launch's partial result that is added in f32: f32, and codes for a result in FP8. A launch
+/// that is given a scale makes codes of whatever it stores.
+pub(super) fn partial(result: Format) -> Format {
+    if result.saturates() { result } else { Format::F32 }
 }
 
 /// Returns pairs in which both sides are equal.

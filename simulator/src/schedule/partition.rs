@@ -8,9 +8,9 @@ use seamproof_oracle::envelope::{GradientSums, MergeBy, Merges, Partition};
 use seamproof_oracle::replay::{ReplayedKeys, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::{Band, Format, Positions, Problem};
 
-use super::build;
 use super::program::{
-    AttendBackward, BufferId, Layer, Merge, MergeStyle, Region, Role, Schedule, Section, Step, Work,
+    AttendBackward, BufferId, Layer, Merge, MergeStyle, Operation, Region, Role, Schedule, Section, Step,
+    Work,
 };
 use super::stripes;
 use crate::Segment;
@@ -25,21 +25,24 @@ impl Schedule {
     /// of any rank for each kind of rounding, and the coarsest format that any step stores.
     pub fn partition(&self, tiles: Tiles) -> Partition {
         let mut partition = Partition::single(tiles.q, tiles.kv);
-        let summands = self.summands();
+        let (summands, coded) = (self.summands(), self.coded());
         for program in &self.ranks {
             let works = program.operations.iter().map(|operation| &operation.work);
             let (merges, sums) = self.roundings(works, &summands);
+            let [of_out, of_gradients] = program.passes().map(|pass| self.through(pass, &coded));
             partition.merges = Merges {
                 count: partition.merges.count.max(merges.count),
                 step: coarser(partition.merges.step, merges.step),
                 running: coarser(partition.merges.running, merges.running),
                 product_rounded: partition.merges.product_rounded || merges.product_rounded,
                 by: if merges.by == MergeBy::Difference { merges.by } else { partition.merges.by },
+                through: coarser_of(partition.merges.through, of_out),
             };
             partition.sums = GradientSums {
                 count: partition.sums.count.max(sums.count),
                 format: coarser(partition.sums.format, sums.format),
                 codes: partition.sums.codes.max(sums.codes),
+                through: coarser_of(partition.sums.through, of_gradients),
             };
         }
         partition
@@ -144,7 +147,31 @@ impl Schedule {
     /// Returns the format to which storing in a buffer rounds partial results. Those in FP8 are codes already: their
     /// launch has rounded them, and storing them changes nothing.
     fn stored(&self, buffer: BufferId) -> Format {
-        build::decoded(self.buffers[buffer.0].format)
+        let format = self.buffers[buffer.0].format;
+        if format.saturates() { Format::F32 } else { format }
+    }
+
+    /// Returns the buffers of which copies make codes in FP8.
+    fn coded(&self) -> BTreeSet<BufferId> {
+        let is_code = |buffer: BufferId| self.buffers[buffer.0].format.saturates();
+        let operations = self.ranks.iter().flat_map(|program| &program.operations);
+        let coded = operations.filter_map(|operation| match operation.work {
+            Work::Copy { from, to, .. } if is_code(to) && !is_code(from) => Some(from),
+            _ => None,
+        });
+        coded.collect()
+    }
+
+    /// Returns the format to which copies of a pass round what then becomes codes.
+    fn through(&self, pass: &[Operation], coded: &BTreeSet<BufferId>) -> Option<Format> {
+        let format = |buffer: BufferId| self.buffers[buffer.0].format;
+        let rounded = pass.iter().filter_map(|operation| match operation.work {
+            Work::Copy { from, to, .. } if coded.contains(&to) && format(from) != format(to) => {
+                Some(format(to))
+            }
+            _ => None,
+        });
+        rounded.reduce(coarser)
     }
 
     /// Whether a copy rounds sums of codes in FP8 to codes that are added again.
@@ -263,6 +290,10 @@ fn lines(segment: &Segment, (at, line): (usize, Positions)) -> Vec<ReplayedKeys>
         (part.len > 0).then_some(ReplayedKeys { first, line: part, band })
     };
     ends.windows(2).filter_map(part).collect()
+}
+
+fn coarser_of(a: Option<Format>, b: Option<Format>) -> Option<Format> {
+    a.into_iter().chain(b).reduce(coarser)
 }
 
 fn coarser(a: Format, b: Format) -> Format {

@@ -245,15 +245,16 @@ pub enum MergeOrder {
     Running,
     /// TransformerEngine's shipped order. Each step's LSE enters the running one ([`MergeStyle::Statistics`]), and each
     /// step's out is kept. Once the LSE is final, the outs are added, weighted by it ([`MergeStyle::Weighted`]). Steps'
-    /// outs and their sum are kept in the result's own format, and each product is rounded to it. Steps' outs in FP8
-    /// are added in f32. Steps' dk and dv in FP8 are kept too, and go to their owners in one all-to-all. Scratch grows
-    /// with the number of members. Source: `cp_p2p_fwd_fused_attn`, `thd_out_correction` and
-    /// `AttnFuncWithCPAndKVP2P` of <https://github.com/NVIDIA/TransformerEngine>.
+    /// outs and their sum are kept in the result's own format, and each product is rounded to it. Steps' outs and
+    /// gradients in FP8 are added in f32, and the last sum is rounded to bf16 before it becomes codes. Steps' dk and dv
+    /// in FP8 are kept too, and go to their owners in one all-to-all. Scratch grows with the number of members. Source:
+    /// `cp_p2p_fwd_fused_attn`, `thd_out_correction` and `AttnFuncWithCPAndKVP2P` of
+    /// <https://github.com/NVIDIA/TransformerEngine>.
     ///
     /// An all-gather merges nothing. Its shipped order is a step for each chunk of a rank's queries, on two streams in
     /// turn, of which each has an out of its own. The valid rows of these are copied into the result. Gradients of a
-    /// step and their sums are kept in the result's own format, and sums of gradients in FP8 in f32. Source:
-    /// `AttnFuncWithCPAndKVAllGather`, in the same place.
+    /// step and their sums are kept in the result's own format, and sums of gradients in FP8 in bf16, over ranks too.
+    /// Source: `AttnFuncWithCPAndKVAllGather`, in the same place.
     ///
     /// A single rank merges nothing. Its shipped order is that of unfused attention: packed sequences are converted into
     /// a batch and back ([`converted`](super::converted())). Source: `UnfusedDotProductAttention`, in the same place.

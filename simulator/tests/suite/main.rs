@@ -6,6 +6,7 @@ mod calls;
 mod capabilities;
 mod check;
 mod check_rejects;
+mod codes;
 mod common;
 mod converted;
 mod descaled;

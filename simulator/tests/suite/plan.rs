@@ -56,10 +56,10 @@ fn drawn(draws: &mut Draws, most: usize, times: usize, mut each: impl FnMut(&Pro
     }
 }
 
-/// Returns a problem with gradients in FP8.
+/// Returns a problem with results in FP8.
 fn in_codes(problem: Problem) -> Problem {
     let mut fields = ProblemFields::from(problem);
-    fields.precision.gradients = Format::E5m2.into();
+    (fields.precision.out, fields.precision.gradients) = (Format::E4m3.into(), Format::E5m2.into());
     Problem::new(fields).unwrap()
 }
 
@@ -345,6 +345,8 @@ pub(crate) struct Pack {
     shares: bool,
     /// Number of ranks of a sequence-parallel region around each rank.
     region: usize,
+    /// Whether out is in FP8.
+    codes: bool,
 }
 
 impl Pack {
@@ -355,12 +357,13 @@ impl Pack {
         let sharing = if self.shares { sharing } else { Sharing::default() };
         let mut fields = ProblemFields { sharing, ..problem.into() };
         fields.parallel.region = self.region;
+        fields.precision.out = if self.codes { Format::E4m3.into() } else { fields.precision.out };
         Problem::new(fields).unwrap()
     }
 }
 
 /// Packs on which faults are planted.
-pub(crate) const PACKS: [Pack; 32] = {
+pub(crate) const PACKS: [Pack; 34] = {
     use MergeOrder::{Deferred, Running};
     const fn pack(
         algorithm: Algorithm,
@@ -369,13 +372,16 @@ pub(crate) const PACKS: [Pack; 32] = {
         sink: Sink,
         order: MergeOrder,
     ) -> Pack {
-        Pack { algorithm, balance, ranks, sink, order, shares: false, region: 1 }
+        Pack { algorithm, balance, ranks, sink, order, shares: false, region: 1, codes: false }
     }
     const fn shared(algorithm: Algorithm, balance: Balance, ranks: usize, order: MergeOrder) -> Pack {
         Pack { shares: true, ..pack(algorithm, balance, ranks, Sink::Learnable, order) }
     }
     const fn inside(pack: Pack, region: usize) -> Pack {
         Pack { region, ..pack }
+    }
+    const fn coded(pack: Pack) -> Pack {
+        Pack { codes: true, ..pack }
     }
     const PAIRED: Algorithm = Algorithm::Hierarchical { all_to_all: 2 };
     const SINGLES: Balance = Balance::Striped { stripe: 1 };
@@ -413,6 +419,8 @@ pub(crate) const PACKS: [Pack; 32] = {
         inside(pack(Algorithm::AllGather, Balance::Contiguous, 2, Sink::None, Deferred), 2),
         inside(pack(PAIRED, Balance::DualChunk, 4, Sink::Learnable, Running), 2),
         inside(shared(Algorithm::Ring, SINGLES, 2, Running), 2),
+        coded(pack(Algorithm::Ring, Balance::DualChunk, 3, Sink::Learnable, Deferred)),
+        coded(pack(PAIRED, Balance::Contiguous, 4, Sink::None, Deferred)),
     ]
 };
 

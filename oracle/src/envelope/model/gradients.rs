@@ -92,8 +92,7 @@ impl Model {
 
     /// Returns the magnitude of the largest change by which the last rounding may have made this element of out.
     pub fn last_rounding(&self, out: f64) -> f64 {
-        let (unit, least) = (self.out.format.unit_roundoff(), self.out.tiny_half());
-        final_rounding(self.out, out.abs() * (1.0 + 2.0 * unit) + 2.0 * least)
+        self.out.moved(out)
     }
 
     /// Whether D may be `Σ P·dP`, which takes all keys of a row.

@@ -176,4 +176,10 @@ impl Whole {
             Whole::Zero(side) => side,
         }
     }
+
+    /// Whether the result has rows of lanes, and is no statistic.
+    pub(super) fn has_lanes(self) -> bool {
+        use TensorName::{Dk, Dq, Dv, Out};
+        matches!(self, Whole::Zero(_) | Whole::Of(Out | Dq | Dk | Dv))
+    }
 }

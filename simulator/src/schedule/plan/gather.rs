@@ -8,7 +8,7 @@ use seamproof_oracle::{Format, Side};
 use super::act::{Act, Extent, Launch, Launches, Mark, Op, Own};
 use super::gather_steps::GatherSteps;
 use super::{Plan, Way, own};
-use crate::schedule::build::{Builder, Local, LocalBackward};
+use crate::schedule::build::{self, Builder, Local, LocalBackward};
 use crate::schedule::{BufferId, FillValue, SegmentSource};
 
 pub(super) const COMPUTE: u8 = 0;
@@ -234,12 +234,18 @@ impl BackwardPlan {
         shape: &GatherShape<'_>,
     ) -> BackwardPlan {
         let sums = [(local.k, "dk"), (local.v, "dv")].map(|(of, name)| {
-            let mut full = |name: String| shape.full(builder, of, &name, Format::F32);
-            [full(format!("{name} of a launch")), full(format!("{name} of all launches"))]
+            let partial = build::partial(builder.describe(to.dk).format);
+            let mut full = |name: String, format| shape.full(builder, of, &name, format);
+            [
+                full(format!("{name} of a launch"), partial),
+                full(format!("{name} of all launches"), Format::F32),
+            ]
         });
         let is_apart = matches!(shape.launches, GatherLaunches::Residues(_));
         let queries = is_apart.then(|| {
-            ["dq of a launch", "dq of all launches"].map(|name| own(builder.like(to.dq, name, Format::F32)))
+            let partial = build::partial(builder.describe(to.dq).format);
+            [("dq of a launch", partial), ("dq of all launches", Format::F32)]
+                .map(|(name, format)| own(builder.like(to.dq, name, format)))
         });
         let scattered = [(sums[0][1], to.dk), (sums[1][1], to.dv)]
             .map(|(sum, to)| Scattered::new(builder, sum, to, shape.shares));

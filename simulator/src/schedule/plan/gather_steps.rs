@@ -4,7 +4,7 @@
 //! Each step has a section. Two steps may write the same buffer at once, of which each has rows of its own: the checker of
 //! plans takes these for parts.
 
-use seamproof_oracle::{Run, Side};
+use seamproof_oracle::{Format, Run, Side};
 
 use super::act::{Act, Extent, Launch, Launches, Mark, Op, Own};
 use super::gather::{COMPUTE, GatherLaunches, GatherPlan, GatherShape, MARKS, Scattered, push_scatter};
@@ -43,9 +43,13 @@ struct StepsBackward {
     scattered: [Scattered; 2],
 }
 
-/// Returns a buffer like another for each stream of some steps.
-fn of_streams(builder: &mut Builder, steps: usize, model: BufferId, name: &str) -> Vec<Own> {
-    let format = builder.describe(model).format;
+/// Returns a buffer like another, in a format, for each stream of some steps.
+fn of_streams(
+    builder: &mut Builder,
+    steps: usize,
+    (model, format): (BufferId, Format),
+    name: &str,
+) -> Vec<Own> {
     let mut one = |stream| own(builder.like(model, &format!("{name} of a step, stream {stream}"), format));
     (0..2.min(steps)).map(&mut one).collect()
 }
@@ -55,7 +59,8 @@ impl GatherSteps {
     pub(super) fn new(builder: &mut Builder, local: &Local, shape: &GatherShape<'_>) -> GatherSteps {
         let table = shape.told.map(|from| own(tables::buffer(builder, 0, "segments of all steps", from)));
         let steps = if let GatherLaunches::Parts(parts) = shape.launches { parts } else { 1 };
-        let outs = of_streams(builder, steps.into(), local.out, "out");
+        let of_out = (local.out, builder.describe(local.out).format);
+        let outs = of_streams(builder, steps.into(), of_out, "out");
         let backward = local.backward.map(|to| StepsBackward::new(builder, local, &to, shape));
         GatherSteps { table, outs, backward }
     }
@@ -76,12 +81,14 @@ impl StepsBackward {
         let steps = shape.launches.count().into();
         let [(dk_sum, dk), (dv_sum, dv)] =
             [(local.k, to.dk, "dk"), (local.v, to.dv, "dv")].map(|(of, to, name)| {
-                let format = build::decoded(builder.describe(to).format);
-                let sum = shape.full(builder, of, &format!("{name} of all steps"), format);
-                (sum, of_streams(builder, steps, sum, name))
+                let format = builder.describe(to).format;
+                let name_of_sum = format!("{name} of all steps");
+                let sum = shape.full(builder, of, &name_of_sum, build::gathered(format));
+                (sum, of_streams(builder, steps, (sum, format), name))
             });
-        let dq = of_streams(builder, steps, to.dq, "dq");
-        let dq_sum = is_apart.then(|| own(builder.sum_of(to.dq, "dq of all steps")));
+        let of_dq = (to.dq, builder.describe(to.dq).format);
+        let dq = of_streams(builder, steps, of_dq, "dq");
+        let dq_sum = is_apart.then(|| own(builder.sum_of(to.dq, ("dq of all steps", build::NOMINAL))));
         let scattered = [(dk_sum, to.dk), (dv_sum, to.dv)]
             .map(|(sum, to)| Scattered::new(builder, sum, to, shape.shares));
         let (dout, dsink) = (own(to.dout), to.dsink.map(own));

@@ -10,7 +10,7 @@ use seamproof_oracle::{Format, Side, Sink};
 use super::act::{Act, Extent, Launch, Launches, Mark, Op, Own};
 use super::pairs::PieceId;
 use super::{Plan, own};
-use crate::schedule::build::{Builder, Local};
+use crate::schedule::build::{self, Builder, Local};
 use crate::schedule::tables;
 use crate::schedule::{BufferId, FillValue, MergeOrder, MergeStyle, SegmentSource};
 
@@ -30,6 +30,8 @@ pub(super) struct RingPlan {
     /// K and V of step 0.
     kv: [Own; 2],
     running: Own,
+    /// The buffer through which the final out goes to its codes.
+    through: Option<Own>,
     partials: Partials,
     /// The table of a step, for each compute stream; none where launches read no table.
     tables: Vec<Own>,
@@ -106,6 +108,8 @@ struct BackwardPlan {
     results: [Own; 3],
     dsink: Option<Own>,
     running: Own,
+    /// The buffers through which the sums of dq, dk and dv go to their codes.
+    through: [Option<Own>; 3],
     /// The travelling dk and dv, in turn.
     travelling: Vec<[Own; 2]>,
     /// dq, dk and dv of a step, for each compute stream.
@@ -142,9 +146,10 @@ impl RingPlan {
         let tables = shape.tables(builder);
         let reused = (shape.order != MergeOrder::Deferred).then(|| partials(builder, local, steps));
         let running = match reused {
-            None => builder.sum_of(out, "out, running"),
+            None => builder.sum_of(out, ("out, running", Format::F32)),
             Some(_) => builder.like(out, "out, running", Format::F32),
         };
+        let through = if reused.is_none() { builder.nominal_of(out, "out").map(own) } else { None };
         let slots = slots(builder, [k, v], steps);
         let product_rounded = running == out;
         let partials = match reused {
@@ -153,7 +158,21 @@ impl RingPlan {
         };
         let [q, out, lse, max_logit, running] = [q, out, lse, max_logit, running].map(own);
         let (kv, sink, backward) = ([k, v].map(own), sink.map(own), None);
-        RingPlan { steps, q, sink, out, lse, max_logit, kv, running, partials, tables, slots, backward }
+        RingPlan {
+            steps,
+            q,
+            sink,
+            out,
+            lse,
+            max_logit,
+            kv,
+            running,
+            through,
+            partials,
+            tables,
+            slots,
+            backward,
+        }
     }
 
     /// Returns the out and LSE of each launch, in the order of the buffers; none where they are reused.
@@ -181,6 +200,12 @@ impl RingPlan {
         let Some(to) = local.backward else { return self };
         let turns = 0..2.min(self.steps);
         let running = own(builder.like(to.dq, "dq, running", Format::F32));
+        let all = [(to.dq, "dq"), (to.dk, "dk"), (to.dv, "dv")];
+        let is_deferred = shape.order == MergeOrder::Deferred;
+        let through = all.map(|(of, name)| {
+            let of_codes = if is_deferred { builder.nominal_of(of, name) } else { None };
+            of_codes.map(own)
+        });
         let mut like = |of: BufferId, name: String| own(builder.like(of, &name, Format::F32));
         let travelling = turns.clone().map(|slot| {
             [(to.dk, "dk"), (to.dv, "dv")]
@@ -188,14 +213,17 @@ impl RingPlan {
         });
         let travelling = travelling.collect();
         let partial = turns.map(|stream| {
-            let all = [(to.dq, "dq"), (to.dk, "dk"), (to.dv, "dv")];
-            all.map(|(of, name)| like(of, format!("{name} of a step, stream {stream}")))
+            all.map(|(of, name)| {
+                let format = build::partial(builder.describe(of).format);
+                own(builder.like(of, &format!("{name} of a step, stream {stream}"), format))
+            })
         });
         let partial = partial.collect();
         let tables = shape.tables(builder);
         let slots = slots(builder, [local.k, local.v], self.steps);
         let (dout, results, dsink) = (own(to.dout), [to.dq, to.dk, to.dv].map(own), to.dsink.map(own));
-        let backward = BackwardPlan { dout, results, dsink, running, travelling, partial, tables, slots };
+        let backward =
+            BackwardPlan { dout, results, dsink, running, through, travelling, partial, tables, slots };
         RingPlan { backward: Some(backward), ..self }
     }
 
@@ -231,7 +259,8 @@ fn partials(builder: &mut Builder, local: &Local, steps: usize) -> Vec<[Own; 2]>
     let mut partial = |stream: usize| {
         let like = [(local.out, "out"), (local.lse, "lse")];
         like.map(|(of, name)| {
-            own(builder.like(of, &format!("{name} of a step, stream {stream}"), Format::F32))
+            let format = build::partial(builder.describe(of).format);
+            own(builder.like(of, &format!("{name} of a step, stream {stream}"), format))
         })
     };
     (0..2.min(steps)).map(&mut partial).collect()
@@ -275,6 +304,14 @@ impl Section<'_> {
 
     fn copy(&mut self, from: Own, to: Own, side: Side) {
         self.push(MAIN, Act::Copy { from, to, rows: Extent::Slots(side) });
+    }
+
+    /// Copies a sum to its result, through the format of another buffer where there is one.
+    fn store(&mut self, sum: Own, through: Option<Own>, to: Own, side: Side) {
+        if let Some(through) = through {
+            self.copy(sum, through, side);
+        }
+        self.copy(through.unwrap_or(sum), to, side);
     }
 
     /// Makes a table that is not made yet.
@@ -322,7 +359,7 @@ impl Plan<'_> {
                     section.push(MAIN, Act::ApplySink { sink: ring.sink, results: [ring.running, ring.lse] });
                 }
                 if ring.running != ring.out {
-                    section.copy(ring.running, ring.out, Side::Q);
+                    section.store(ring.running, ring.through, ring.out, Side::Q);
                 }
                 if self.places() > 1 {
                     section.push(MAIN, Act::AllReduce { buffer: ring.max_logit });
@@ -411,11 +448,11 @@ impl Plan<'_> {
                 if ring.steps > 1 {
                     section.wait(MAIN, MarkKind::Gradients, ring.steps);
                 }
-                let [dq, dk, dv] = back.results;
+                let ([dq, dk, dv], [of_dq, of_dk, of_dv]) = (back.results, back.through);
                 let home = back.travelling[ring.steps % back.travelling.len()];
-                section.copy(back.running, dq, Side::Q);
-                section.copy(home[0], dk, Side::Kv);
-                section.copy(home[1], dv, Side::Kv);
+                section.store(back.running, of_dq, dq, Side::Q);
+                section.store(home[0], of_dk, dk, Side::Kv);
+                section.store(home[1], of_dv, dv, Side::Kv);
                 if let Some((sink, dsink)) = ring.sink.zip(back.dsink) {
                     let inputs = [sink, back.dout, ring.out, ring.lse];
                     section.push(MAIN, Act::SinkGradient { inputs, dsink });

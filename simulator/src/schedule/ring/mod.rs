@@ -16,7 +16,8 @@
 //!
 //! Streams 0 and 1 compute in turn, and a step's launch overlaps the merge of the step before. Stream 2 communicates.
 //! Running results are in f32 and rounded once, and scratch does not grow with the number of members.
-//! [`MergeOrder::Deferred`] instead keeps every launch's out until the LSE is final.
+//! [`MergeOrder::Deferred`] instead keeps every launch's out until the LSE is final. A sum in f32 is there rounded to
+//! bf16 before it becomes codes in FP8.
 //!
 //! In that order, launches also read their segments in a table of the step, where one can say them
 //! ([`super::tables`]). It is made right before the step, on the stream of the step, which has one buffer for all its
@@ -151,18 +152,24 @@ impl RingCore<'_> {
         // Every step waited for the step before and for its KV: this wait joins all streams.
         wait(builder, rank, MAIN, done.last().copied());
         work.add_kept(builder);
-        self.finish_forward(builder, place, work.out);
+        self.finish_forward(builder, place, (work.out, work.through));
     }
 
-    /// Pushes the sink, the one rounding of out, and the maximum over the ring.
-    fn finish_forward(&self, builder: &mut Builder, place: usize, out: BufferId) {
+    /// Pushes the sink, the last rounding of out, and the maximum over the ring.
+    fn finish_forward(
+        &self,
+        builder: &mut Builder,
+        place: usize,
+        (out, through): (BufferId, Option<BufferId>),
+    ) {
         let Member { rank, local } = self.members[place];
         if self.softmax.sink != Sink::None {
             let rows = self.real_queries(place);
             builder.push(rank, MAIN, Work::ApplySink { sink: local.sink, out, lse: local.lse, rows });
         }
         if out != local.out {
-            builder.copy(rank, MAIN, out, local.out, &build::same_rows(&build::slots(&self.shards.q)));
+            let rows = build::same_rows(&build::slots(&self.shards.q));
+            builder.store((rank, MAIN), out, through, local.out, &rows);
         }
         if self.members.len() > 1 {
             let region = all(builder, local.max_logit);
@@ -212,10 +219,11 @@ impl RingCore<'_> {
         // streams. Steps that keep their gradients wait for each other.
         wait(builder, rank, MAIN, gradients_arrived);
         let [dk, dv] = if work.keeps { self.bring_home(builder, place, work) } else { work.dkv_at(steps) };
-        let kv_rows = build::same_rows(&build::slots(&self.shards.kv));
-        builder.copy(rank, MAIN, work.dq, work.results.dq, &build::same_rows(&q_rows));
-        builder.copy(rank, MAIN, dk, work.results.dk, &kv_rows);
-        builder.copy(rank, MAIN, dv, work.results.dv, &kv_rows);
+        let [q_rows, kv_rows] = [q_rows, build::slots(&self.shards.kv)].map(|rows| build::same_rows(&rows));
+        let (results, [of_dq, of_dk, of_dv]) = (work.results, work.through);
+        builder.store((rank, MAIN), work.dq, of_dq, results.dq, &q_rows);
+        builder.store((rank, MAIN), dk, of_dk, results.dk, &kv_rows);
+        builder.store((rank, MAIN), dv, of_dv, results.dv, &kv_rows);
     }
 
     /// Sends the kept dk and dv of each step to the owner of its keys, in the results' format and in one exchange, and

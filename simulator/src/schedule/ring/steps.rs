@@ -3,7 +3,7 @@
 
 use seamproof_oracle::Format;
 
-use super::super::build::{Builder, Local, LocalBackward};
+use super::super::build::{self, Builder, Local, LocalBackward};
 use super::super::program::{Attend, AttendBackward, BufferId, EventId, Merge, MergeOrder, MergeStyle, Work};
 use super::{COMPUTE, Launch, MAIN, Member, RingCore, Tables, owned, wait};
 
@@ -37,6 +37,8 @@ pub(super) struct ForwardStep {
     member: Member,
     /// The running out. The running LSE is the result itself.
     pub(super) out: BufferId,
+    /// The buffer through which the final out goes to its codes.
+    pub(super) through: Option<BufferId>,
     partials: Partials,
     tables: Option<Tables>,
 }
@@ -56,22 +58,21 @@ impl ForwardStep {
         let Local { out, lse, .. } = member.local;
         let tables = Tables::new(builder, core, place);
         if core.order == MergeOrder::Deferred {
-            let sum = builder.sum_of(out, "out, running");
-            return ForwardStep {
-                member,
-                out: sum,
-                partials: Partials::Kept(Vec::new(), sum == out),
-                tables,
-            };
+            let sum = builder.sum_of(out, ("out, running", Format::F32));
+            let through = builder.nominal_of(out, "out");
+            let partials = Partials::Kept(Vec::new(), sum == out);
+            return ForwardStep { member, out: sum, through, partials, tables };
         }
+        let of_step = build::partial(builder.describe(out).format);
         let mut partial = |stream: usize| {
             [
-                builder.like(out, &format!("out of a step, stream {stream}"), Format::F32),
+                builder.like(out, &format!("out of a step, stream {stream}"), of_step),
                 builder.like(lse, &format!("lse of a step, stream {stream}"), Format::F32),
             ]
         };
         let partials = Partials::Reused((0..2.min(core.steps())).map(&mut partial).collect());
-        ForwardStep { member, out: builder.like(out, "out, running", Format::F32), partials, tables }
+        let sum = builder.like(out, "out, running", Format::F32);
+        ForwardStep { member, out: sum, through: None, partials, tables }
     }
 
     /// Launches a step and folds it in once the event `turn` lets it write the running result. A step without a visible
@@ -159,6 +160,8 @@ pub(super) struct BackwardStep {
     pub(super) results: LocalBackward,
     /// The running dq.
     pub(super) dq: BufferId,
+    /// The buffers through which the sums of dq, dk and dv go to their codes.
+    pub(super) through: [Option<BufferId>; 3],
     /// The travelling dk and dv: two slots in turn, of which the first is filled with zeros at home. Or the kept ones,
     /// one for each step.
     dkv: Vec<[BufferId; 2]>,
@@ -176,9 +179,11 @@ impl BackwardStep {
         place: usize,
         results: LocalBackward,
     ) -> BackwardStep {
-        let (slots, is_code) = (2.min(core.steps()), builder.describe(results.dk).format.saturates());
-        let keeps = core.order == MergeOrder::Deferred && is_code && core.steps() > 1;
+        let (slots, is_deferred) = (2.min(core.steps()), core.order == MergeOrder::Deferred);
+        let keeps = is_deferred && builder.is_coded(results.dk) && core.steps() > 1;
         let dq = builder.like(results.dq, "dq, running", Format::F32);
+        let through = [(results.dq, "dq"), (results.dk, "dk"), (results.dv, "dv")]
+            .map(|(of, name)| if is_deferred { builder.nominal_of(of, name) } else { None });
         let mut like = |buffer: BufferId, name: String| builder.like(buffer, &name, Format::F32);
         let dkv = (0..if keeps { core.steps() } else { slots })
             .map(|slot| {
@@ -189,12 +194,14 @@ impl BackwardStep {
             .collect();
         let partial = (0..slots)
             .map(|stream| {
-                let name = |tensor: &str| format!("{tensor} of a step, stream {stream}");
-                [like(results.dq, name("dq")), like(results.dk, name("dk")), like(results.dv, name("dv"))]
+                [(results.dq, "dq"), (results.dk, "dk"), (results.dv, "dv")].map(|(of, name)| {
+                    let format = build::partial(builder.describe(of).format);
+                    builder.like(of, &format!("{name} of a step, stream {stream}"), format)
+                })
             })
             .collect();
         let tables = Tables::new(builder, core, place);
-        BackwardStep { member: core.members[place], results, dq, dkv, keeps, partial, tables }
+        BackwardStep { member: core.members[place], results, dq, through, dkv, keeps, partial, tables }
     }
 
     /// Returns the dk and dv that begin with zeros.

@@ -24,6 +24,8 @@ impl Values<'_> {
                 self.whole(from, tensor)?
             }
             (Value::Zero(filled), Extent::Slots(of)) if begins(filled, of) => Whole::Zero(of),
+            // A result that is rounded once more.
+            (Value::Done(whole), Extent::Slots(of)) if whole.side() == of && whole.has_lanes() => whole,
             (Value::Scattered(whole), Extent::Shard(of)) if whole.side() == of => whole,
             (value @ Value::Holed(_), Extent::All) if self.plan.lends() => return self.write(to, value),
             (Value::Done(whole @ Whole::Of(TensorName::Dq)), Extent::Held(Side::Q)) => whole,
