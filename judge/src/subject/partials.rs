@@ -24,7 +24,7 @@ pub enum Stored {
     /// f32.
     #[default]
     F32,
-    /// That of the result.
+    /// That of the result, and bf16 where the result is in FP8: codes are decoded to be added.
     Io,
 }
 
@@ -34,6 +34,7 @@ impl Partials {
         let single = Partition::single(problem.rows.q, problem.rows.kv);
         let of = |stored: Stored, element: Element| match stored {
             Stored::F32 => Format::F32,
+            Stored::Io if element.format.saturates() => Format::Bf16,
             Stored::Io => element.format,
         };
         let precision = &problem.precision;
@@ -49,6 +50,8 @@ impl Partials {
 
 #[cfg(test)]
 mod tests {
+    use seamproof_oracle::ProblemFields;
+
     use super::*;
     use crate::generate::{self, Draw, Limits};
 
@@ -69,6 +72,10 @@ mod tests {
             assert!(merges.count > problem.parallel.all_ranks() && sums.count > problem.parallel.all_ranks());
             assert_eq!(merges.by, MergeBy::Difference);
             assert_eq!((merges.running, sums.format), (problem.precision.out.format, Format::F32));
+            let mut fields = ProblemFields::from(problem);
+            fields.precision.out = Format::E4m3.into();
+            let merges = stored.partition(&Problem::new(fields).expect("a problem")).merges;
+            assert_eq!((merges.running, merges.through), (Format::Bf16, Some(Format::Bf16)));
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Codes travel as they are. The scales of tensors, heads and sequences are of the whole group, and every rank knows all
 //! of them; each launch is told those of [the rows that it reads](Schedule::descale). A partial out or gradient leaves
 //! its launch as values, with descales in it and in the format that the schedule says, which is f32 or that of the
-//! result. Merges and sums are therefore those of bf16.
+//! result. Merges and sums are therefore those of bf16. With given scales it leaves as codes. These are merged and added
+//! in units of the code, where no decoding rounds, and the descale comes to the result at the very end.
 
 use std::rc::Rc;
 

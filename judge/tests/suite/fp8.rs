@@ -9,12 +9,15 @@ use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::generate::{self, Draw};
 use seamproof_judge::ladder::{Depth, Judge};
 use seamproof_judge::prelude::*;
-use seamproof_judge::subjects::{Fp8, Fp8Sequence, PlantedFp8};
+use seamproof_judge::subjects::{Fp8, Fp8Fault, Fp8Sequence, PlantedFp8};
 use seamproof_judge::values;
 use seamproof_oracle::envelope::Model;
-use seamproof_oracle::{Algorithm, Inputs, Pass, ProblemFields, Quantity, Saved, Scaling, Softmax, blocked};
+use seamproof_oracle::{
+    Algorithm, Format, Inputs, Pass, ProblemFields, Quantity, Saved, ScaleValues, Scaling, Softmax, blocked,
+};
 use seamproof_simulator::emulated::Tiles;
-use seamproof_simulator::schedule::MergeOrder;
+use seamproof_simulator::faults::Fault;
+use seamproof_simulator::schedule::{Buffer, MergeOrder};
 
 /// The kernel with its backward.
 fn both_passes() -> Fp8 {
@@ -115,6 +118,71 @@ fn the_sequence_with_given_scales_holds_on_what_is_drawn() {
     assert!(held > 400 && ways.len() == 4 && formats.len() == 3, "{held} {ways:?} {formats:?}");
     assert_eq!(algorithms.len(), Algorithm::ALL.len(), "{algorithms:?}");
     assert!(saturated.iter().all(|cases| (held / 20..held / 2).contains(cases)), "{saturated:?} of {held}");
+}
+
+/// Returns the kernel with given scales in both passes and in TransformerEngine's schedules.
+fn shipped(index: usize) -> Fp8 {
+    Fp8 {
+        sequence: Fp8Sequence::Cudnn,
+        merge: MergeOrder::Deferred,
+        tiles: Tiles { q: [1, 4, 16, 64][index % 4], kv: [16, 64, 5][index / 4 % 3] },
+        promoted_after: [None, NonZeroUsize::new(1), NonZeroUsize::new(4)][index / 12 % 3],
+        order: index as u64,
+        ..both_passes()
+    }
+}
+
+/// Returns drawn problems over several ranks whose results are sums, half of them with scales of earlier steps.
+fn of_several_ranks(seed: u64, cases: u64) -> impl Iterator<Item = Problem> {
+    let is_summed =
+        |problem: &Problem| problem.parallel.size() > 1 && problem.parallel.algorithm != Algorithm::AllToAll;
+    let scaled = |(index, problem): (usize, Problem)| {
+        let scales = if index % 2 == 0 { ScaleValues::Delayed } else { problem.scales };
+        Problem::new(ProblemFields { scales, ..problem.into() }).expect("a problem")
+    };
+    asked(&shipped(0), seed, cases).filter(is_summed).enumerate().map(scaled)
+}
+
+#[test]
+fn the_shipped_schedules_with_given_scales_hold() {
+    let (mut algorithms, mut backward) = (HashSet::new(), 0);
+    for (index, problem) in of_several_ranks(13, 3_000).enumerate() {
+        let kernel = shipped(index);
+        let verdict = evaluate(&kernel, &problem);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{kernel:?} on {problem:?}: {verdict:?}");
+        algorithms.insert(problem.parallel.algorithm.name());
+        backward += usize::from(problem.pass == Pass::Backward && problem.pairs() > 0);
+    }
+    assert!(backward > 300 && algorithms.len() == 3, "{backward} {algorithms:?}");
+}
+
+/// A kernel that leaves out the rounding of sums to bf16.
+static SUMS_NOT_ROUNDED: Fp8Fault = Fault {
+    id: "sums-not-rounded",
+    imitates: "codes are made of sums in f32",
+    source: "",
+    entries: &[],
+    caught_by: &[],
+    edit: |recipe| {
+        recipe.schedule = |schedule| {
+            let is_rounded = |buffer: &&mut Buffer| buffer.name.ends_with(", rounded");
+            schedule.buffers.iter_mut().filter(is_rounded).for_each(|buffer| buffer.format = Format::F32);
+        };
+    },
+};
+
+/// Test that the rounding of sums to bf16 changes codes, and that no check sees where it is left out: a bound that holds
+/// two roundings holds one.
+#[test]
+fn a_sum_that_is_not_rounded_to_bf16_has_other_codes_and_is_not_seen() {
+    let mut shown = 0;
+    for problem in of_several_ranks(14, 1_500) {
+        let wrong = shipped(0).planted(PlantedFp8::GivenBackward(&SUMS_NOT_ROUNDED));
+        let verdict = evaluate(&wrong, &problem);
+        assert!(matches!(verdict, Verdict::Pass(_)), "{problem:?}: {verdict:?}");
+        shown += usize::from(wrong.shows(&problem));
+    }
+    assert!(shown > 20, "{shown}");
 }
 
 /// Test that a group's sum which is past the range is no finding where no head's own gradient is. It was one in 1 of

@@ -99,8 +99,8 @@ impl Partition {
         let (ranks, wide) =
             (parallel.all_ranks(), matches!(parallel.balance, Balance::Striped { stripe: 2.. }));
         let parts = if wide { PARTS_OF_STRIPES } else { PARTS };
-        // Sums in these formats are rounded to them each time, and so before they become codes.
-        let through = None;
+        // The nominal format of tensors in FP8, to which a schedule that is not known may round before it makes codes.
+        let through = Some(Format::Bf16);
         let merges = Merges {
             count: parts * ranks + 1,
             step: merge,
