@@ -155,6 +155,13 @@ impl Source {
         Source { text, planted: true, ..self }
     }
 
+    /// Returns the source as it is built, without the edit that plants a fault.
+    pub(crate) fn as_built(&self) -> Source {
+        let is_it = |built: &Source| built.file == self.file && built.options == self.options;
+        let built = sources().into_iter().filter(|_| self.planted).find(is_it);
+        built.unwrap_or_else(|| self.clone())
+    }
+
     /// Returns whether one of its kernels may be started while earlier launches run. It waits for them before it touches what
     /// they write.
     pub(crate) fn overlaps(&self, kernel: &str) -> bool {
@@ -209,6 +216,7 @@ mod tests {
         assert_eq!(unique.len(), names.len(), "{names:?}");
         assert!(names.iter().any(|name| name == "rows.cu"), "{names:?}");
         assert!(sources().iter().all(|source| !source.planted));
+        assert!(sources().into_iter().all(|source| source.clone().with_text("".into()).as_built() == source));
         assert!(names.iter().any(|name| name == "backward.cu (head dim 64, fp16)"), "{names:?}");
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seamproof_kernels::forward::{AttentionKernels, Instance, TileShape};
+use seamproof_kernels::forward_fp8::Fp8Shape;
 use seamproof_lab::faults::{Launched, SourceFault, source_faults};
 use seamproof_oracle::{Pass, Problem, Sequence};
 use seamproof_simulator::faults::{self, Fault, FaultRecord, Plant};
@@ -175,6 +176,10 @@ impl Suspect {
                     let cuda = CudaFp8 { shape: Some(shape), scheduled, ..CudaFp8::default() };
                     backends::fp8_on_gpu(fault, cuda)
                 }
+                Launched::Fp8LongRows => {
+                    let shape = Some(Fp8Shape::Long);
+                    backends::fp8_on_gpu(fault, CudaFp8 { shape, ..CudaFp8::default() })
+                }
                 Launched::Fp8Backward => backends::fp8_on_gpu(fault, fp8_backward()),
             },
             Suspect::Fp8(fault) => Box::new(in_fp8(*fault)),
@@ -248,12 +253,19 @@ impl Suspect {
                     }
                     Launched::Latent => {
                         let instance = Some(Instance::Latent);
-                        let asked = asked_of(&Cuda { instance, ..cuda(seed, LONG) }, seed);
+                        let asked = asked_of(&Cuda { instance, ..cuda(seed, LONG) }, seed, Limits::quick());
                         // The last panel of keys, and lanes of the second group.
                         Box::new(asked.filter(|problem| problem.dims.qk > 512 && problem.dims.v > 256))
                     }
-                    Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => asked_of(&CudaFp8::default(), seed),
-                    Launched::Fp8Backward => asked_of(&fp8_backward(), seed),
+                    Launched::Fp8(_) | Launched::Fp8InOneBlock(_) => {
+                        asked_of(&CudaFp8::default(), seed, Limits::quick())
+                    }
+                    // Small cases hardly have a row of three blocks.
+                    Launched::Fp8LongRows => {
+                        let asked = asked_of(&CudaFp8::default(), seed, Limits::large());
+                        Box::new(asked.filter(has_long_rows_in_fp8))
+                    }
+                    Launched::Fp8Backward => asked_of(&fp8_backward(), seed, Limits::quick()),
                 }
             }
         })
@@ -277,10 +289,10 @@ fn fp8_backward() -> CudaFp8 {
     CudaFp8 { backward: true, ..CudaFp8::default() }
 }
 
-/// Returns drawn problems as a subject is asked them.
-fn asked_of(subject: &dyn Backend, seed: u64) -> Box<dyn Iterator<Item = Problem>> {
+/// Returns problems drawn within limits, as a subject is asked them.
+fn asked_of(subject: &dyn Backend, seed: u64, limits: Limits) -> Box<dyn Iterator<Item = Problem>> {
     let table = subject.declaration().table;
-    let drawn = drawn(seed, Limits::quick()).map(move |problem| table.asked(problem));
+    let drawn = drawn(seed, limits).map(move |problem| table.asked(problem));
     Box::new(drawn.take(CASES_MAX))
 }
 
@@ -314,6 +326,15 @@ fn comes_to(fault: &SourceFault, problem: &Problem) -> bool {
         }
         _ => is_reached,
     }
+}
+
+/// Number of keys above which a row of the forward in FP8 has three blocks.
+const LONG_ROW: usize = 256;
+
+/// Whether a problem has head dims from 65 to 128, and rows of three blocks of keys.
+fn has_long_rows_in_fp8(problem: &Problem) -> bool {
+    let dims = problem.dims.qk.max(problem.dims.v);
+    (65..=128).contains(&dims) && problem.sequences.iter().any(|sequence| sequence.kv.len > LONG_ROW)
 }
 
 /// Whether attention on tensor cores takes a problem, as far as the problem alone decides.

@@ -4,6 +4,7 @@
 //! sends launches to other streams. After an error of the driver the context may be lost, and the process should end.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
+mod code;
 mod copies;
 
 use std::cell::{Cell, RefCell};
@@ -14,8 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
-use cudarc::nvrtc::Ptx;
 use seamproof_oracle::Format;
+
+use code::{Code, Function};
 
 use crate::block::{SCAN_THREADS, THREADS, WARP};
 use crate::cache::Cache;
@@ -52,11 +54,11 @@ pub struct Gpu {
     functions: Arc<BTreeMap<String, Kernel>>,
 }
 
-/// A loaded kernel. It counts its launches, and knows whether it may be started while earlier ones run, and how much
-/// dynamic shared memory its blocks may have.
+/// A kernel. It counts its launches, and knows whether it may be started while earlier ones run, and how much dynamic
+/// shared memory its blocks may have.
 #[derive(Debug)]
 struct Kernel {
-    function: CudaFunction,
+    function: Function,
     overlaps: bool,
     launches: AtomicU64,
     shared: Mutex<usize>,
@@ -134,11 +136,11 @@ pub fn driver_version() -> Result<CudaVersion, KernelError> {
 impl Kernel {
     /// Lets blocks have so many bytes of dynamic shared memory. Threads of the host may need different numbers: the
     /// largest stays.
-    fn share(&self, bytes: usize) -> Result<(), DriverError> {
+    fn share(&self, function: &CudaFunction, bytes: usize) -> Result<(), DriverError> {
         let mut most = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes > *most {
             let size = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            self.function.set_attribute(size, bytes as i32)?;
+            function.set_attribute(size, bytes as i32)?;
             *most = bytes;
         }
         Ok(())
@@ -174,7 +176,8 @@ impl Gpu {
         Gpu::with_sources(ordinal, cache, &sources())
     }
 
-    /// Opens a GPU and loads the kernels of these sources. A planted fault is an edit of a source's text.
+    /// Opens a GPU and loads the kernels of these sources. A planted fault is an edit of a source's text, which is
+    /// compiled and loaded with the first launch of one of its kernels.
     pub fn with_sources(ordinal: usize, cache: &Cache, sources: &[Source]) -> Result<Gpu, KernelError> {
         let context = open_context(ordinal)?;
         // SAFETY: streams wait for one another where they are told to, and no event need follow a buffer.
@@ -182,16 +185,22 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("stream"))?;
         let mut functions = BTreeMap::new();
         for source in sources {
-            let (compiled, _) = cache.get(source)?;
-            nvrtc::check_registers(&compiled.log)?;
-            let module = context.load_module(Ptx::from_binary(compiled.cubin));
-            let module = module.map_err(failed(&format!("load {}", source.file)))?;
-            for kernel in nvrtc::resources(&compiled.log) {
-                let function = module.load_function(&kernel.kernel).map_err(failed(&kernel.kernel))?;
+            // An edit renames no kernel.
+            let (compiled, _) = cache.get(&source.as_built())?;
+            let names: Vec<String> =
+                nvrtc::resources(&compiled.log).into_iter().map(|kernel| kernel.kernel).collect();
+            let code = Arc::new(Code::of(&context, cache, source));
+            if !source.planted {
+                code.module(Some(compiled))?;
+            }
+            for name in names {
+                let function = Function::of(&code, &name);
+                if !source.planted {
+                    function.get()?;
+                }
                 let (launches, shared) = (AtomicU64::new(0), Mutex::new(SHARED_ALWAYS));
-                let overlaps = source.overlaps(&kernel.kernel);
-                let loaded = Kernel { function, overlaps, launches, shared };
-                functions.insert(kernel.kernel, loaded);
+                let overlaps = source.overlaps(&name);
+                functions.insert(name, Kernel { function, overlaps, launches, shared });
             }
         }
         Ok(Gpu::of(context, stream, Arc::new(functions)))
@@ -427,8 +436,9 @@ impl Gpu {
             numAttrs: 1,
         };
         self.bind()?;
-        found.share(shared).map_err(failed(kernel))?;
-        let (function, none) = (found.function.cu_function(), std::ptr::null_mut());
+        let function = found.function.get()?;
+        found.share(function, shared).map_err(failed(kernel))?;
+        let (function, none) = (function.cu_function(), std::ptr::null_mut());
         // SAFETY: the launchers check sizes against the kernels' contracts. Kernels on slots compare rows with the
         // tensors' themselves. Tables of attention calls have been checked; a caller who overwrites one answers for
         // it. A kernel that may be started early waits for earlier launches before it touches anything; the split shape's

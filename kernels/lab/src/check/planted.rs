@@ -17,10 +17,11 @@ use crate::faults::{Detector, SourceFault};
 /// tenth of a second.
 const CALLS_MAX: u64 = 200;
 
-/// Compiles the edited sources of faults, several at a time, into a cache in which whoever opens a GPU with them finds
-/// them: one after the other they take minutes. A source that does not compile fails again there.
+/// Compiles edited sources of faults, several at a time, into a cache in which whoever opens a GPU with them finds
+/// them: one after the other they take minutes. Of each it compiles the instance that the fault is in; others are
+/// compiled when they are launched. A source that does not compile fails again there.
 pub fn prepare(faults: &[&SourceFault], cache: &Cache) {
-    let edited: Vec<Source> = faults.iter().filter_map(|fault| fault.edit.edited()).flatten().collect();
+    let edited: Vec<Source> = faults.iter().filter_map(|fault| fault.edit.instance()).collect();
     edited.par_iter().for_each(|source| drop(cache.get(source)));
 }
 

@@ -164,7 +164,7 @@ pub(super) const BACKWARD_FAULTS: &[SourceFault] = faults! { TUNED;
     "gradients-past-the-head-dim", PastTheEnd, ("lanes of the next head are written", "https://github.com/Dao-AILab/flash-attention/commit/6d199aa2"), "backward.cu",
         "if (i < lanes) put("
             => "put(",
-        WRITES;
+        FORGETS;
 };
 
 /// The faults of walks that go up and down by turns.

@@ -102,6 +102,8 @@ pub enum Launched {
     Fp8(Fp8Shape),
     /// The same in one block.
     Fp8InOneBlock(Fp8Shape),
+    /// The forward in FP8 in its long shape with head dims from 65 to 128, over rows of three blocks of keys or more.
+    Fp8LongRows,
     /// The forward and the backward in FP8.
     Fp8Backward,
 }
@@ -145,6 +147,7 @@ impl SourceEdit {
         match self.launched {
             Launched::Widest => of(Instance::Widest),
             Launched::Latent => of(Instance::Latent),
+            Launched::Fp8LongRows => edited.rfind(|source| source.options.contains(&"-DDIM=128")),
             // Instances in FP8 are the last ones of a file. The last of all has every path.
             Launched::Fp8(_) | Launched::Fp8InOneBlock(_) | Launched::Fp8Backward => edited.next_back(),
             _ => edited.next(),
@@ -217,5 +220,7 @@ pub(super) const WALKING_BY_TURNS: Launched = Launched::Walking(Walks::ByTurns);
 pub(super) const FEW_BLOCKS_IN_FP8: Launched = Launched::Fp8InOneBlock(Fp8Shape::Short);
 /// Faults of the backward in FP8 show behind a forward in any shape.
 pub(super) const BACKWARD_IN_FP8: Launched = Launched::Fp8Backward;
-/// Faults of the forward in FP8 show in its long shape.
+/// Faults of the forward in FP8 show in its long shape, and those of how a block is added to the sum of others where there
+/// are three.
 pub(super) const IN_FP8: Launched = Launched::Fp8(Fp8Shape::Long);
+pub(super) const LONG_ROWS_IN_FP8: Launched = Launched::Fp8LongRows;

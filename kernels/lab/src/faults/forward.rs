@@ -220,9 +220,9 @@ pub(super) const SHORT_FAULTS: &[SourceFault] = faults! { SHORT;
             => "kv_head = pack % (a.heads / a.group);",
         VALUES;
     "teams-counted-as-one", WrongSeam, ("more threads than rows", "https://github.com/Dao-AILab/flash-attention/commit/eeca63a7"), "forward.cu",
-        "kept(C::TEAMS == 1 ? threadIdx.x : threadIdx.x % C::TEAM)"
-            => "kept(threadIdx.x)",
-        FORGETS;
+        "const int row = in_rows / 32 * 16"
+            => "const int row = (C::TEAMS == 1 ? in_rows : threadIdx.x) / 32 * 16",
+        SPREADS;
 };
 
 /// The faults of groups that share rows.
@@ -230,7 +230,7 @@ pub(super) const LATENT_FAULTS: &[SourceFault] = faults! { LATENT;
     "both-groups-have-the-first-lanes", WrongSeam, ("the second half of the lanes repeats the first", "https://github.com/Dao-AILab/flash-attention/issues/2651"), "forward.cu",
         "lanes_at = SHARES_ROWS ? group : 0;"
             => "lanes_at = 0;",
-        VALUES;
+        FORGETS;
     "tail-of-the-second-groups-values-not-cleared", MissingGuard, ("0 · NaN of V behind the end", "https://github.com/Dao-AILab/flash-attention/issues/2374"), "forward.cu",
         "clear_tail<C>(lanes_of_values(), valid)"
             => "clear_tail<C>(shared.v(v_ring().stage()), valid)",

@@ -1,7 +1,8 @@
 //! Planted faults of the passes in FP8. A campaign's judge must find them.
 
 use super::entry::{
-    BACKWARD_IN_FP8, BugClass, Detector, IN_FP8, READS, SPREADS, SourceEdit, SourceFault, VALUES, faults,
+    BACKWARD_IN_FP8, BugClass, Detector, IN_FP8, LONG_ROWS_IN_FP8, READS, SPREADS, SourceEdit, SourceFault,
+    VALUES, faults,
 };
 
 /// The faults of every tile in FP8, and of the turned copy that it takes.
@@ -17,7 +18,7 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "sums-of-blocks-run-on", Arithmetic, ("the sum of a block begins with that of the block before", "https://github.com/vllm-project/flash-attention/pull/104"), "forward.cu",
         "v + step * 2, step > 0);"
             => "v + step * 2, 1);",
-        VALUES;
+        READS;
     "lanes-above-128-left-out", Arithmetic, ("results with head dim 256 are wrong", "https://github.com/flashinfer-ai/flashinfer/issues/1993"), "forward.cu",
         "s[key / 2 + i] += others[i];"
             => "s[key / 2 + i] += 0.0f * others[i];",
@@ -33,10 +34,6 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "part-added-by-the-other-rows-factor", Arithmetic, ("out is rescaled by another row's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
         "fmaf(o[lane / 2 + i], factor[i / 2 % 2], of_part[i])"
             => "fmaf(o[lane / 2 + i], factor[1 - i / 2 % 2], of_part[i])",
-        VALUES;
-    "block-added-by-its-own-level", Arithmetic, ("out is rescaled by the next block's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
-        "if constexpr (follows) add_block(by);"
-            => "if constexpr (follows) add_block(factor);",
         VALUES;
     "descale-of-k-not-applied", WrongSeam, ("the scale of k is not applied", "https://github.com/flashinfer-ai/flashinfer/issues/4984"), "forward.cu",
         "a.scale * a.descales[Q][of_q] * a.descales[K][of_kv]"
@@ -61,10 +58,18 @@ pub(super) const FP8_FAULTS: &[SourceFault] = faults! { IN_FP8;
     "codes-turned-in-natural-order", WrongSeam, ("P and V have other orders of keys", "https://github.com/flashinfer-ai/flashinfer/issues/3864"), "turned.cu",
         "16 * group + row_at(at)"
             => "16 * group + at",
-        VALUES;
+        READS;
     "codes-moved-as-16-bits", WrongSeam, ("codes of other ranks are copied as if they had two bytes", "https://github.com/NVIDIA/TransformerEngine/pull/1574"), "pairs.cu",
         "if (view.format == E4M3) return ((const u8*)view.base)[place];"
             => "",
+        READS;
+};
+
+/// The faults of how a block's sum is added to those of blocks before.
+pub(super) const FP8_ROW_FAULTS: &[SourceFault] = faults! { LONG_ROWS_IN_FP8;
+    "block-added-by-its-own-level", Arithmetic, ("out is rescaled by the next block's maximum", "https://arxiv.org/abs/1805.02867"), "forward.cu",
+        "if constexpr (follows) add_block(by);"
+            => "if constexpr (follows) add_block(factor);",
         VALUES;
 };
 

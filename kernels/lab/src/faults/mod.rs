@@ -33,6 +33,7 @@ pub fn source_faults() -> impl Iterator<Item = &'static SourceFault> {
         split::SPLIT_FAULTS,
         split::MIXED_FAULTS,
         fp8::FP8_FAULTS,
+        fp8::FP8_ROW_FAULTS,
         fp8::FP8_BACKWARD_FAULTS,
         backward::BACKWARD_FAULTS,
         backward::WALK_FAULTS,
