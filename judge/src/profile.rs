@@ -14,7 +14,7 @@ use seamproof_oracle::envelope::{
 };
 use seamproof_oracle::replay::{Replay, ReplayedKeys, ReplayedLaunch, ReplayedTiles};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Band, Pass, Positions, Problem, Side};
+use seamproof_oracle::{Band, Pass, Positions, Problem, Quantity, Side};
 use seamproof_simulator::emulated::Tiles;
 use seamproof_simulator::schedule::{MergeOrder, build_with};
 use serde::{Deserialize, Serialize};
@@ -22,10 +22,11 @@ use serde::{Deserialize, Serialize};
 /// Version of the format that this program reads and writes.
 pub const LOCK_VERSION: u32 = 3;
 
-/// Profile files by the name of the subject.
-const LOCKED: [(&str, &str); 4] = [
+/// Profile files by the name of the subject, with the option that names a profile where it has several.
+const LOCKED: [(&str, &str); 5] = [
     ("emulated", include_str!("../profiles/emulated.json")),
     ("emulated-fp8", include_str!("../profiles/emulated-fp8.json")),
+    ("emulated-fp8:sequence=cudnn", include_str!("../profiles/emulated-fp8-cudnn.json")),
     ("cuda", include_str!("../profiles/cuda.json")),
     ("cuda-fp8", include_str!("../profiles/cuda-fp8.json")),
 ];
@@ -139,7 +140,7 @@ impl Lock {
 
     /// Returns what tier R replays for a subject with this profile, from its arithmetic, partition and launches; `None`
     /// where a choice or the launches are not known. The tiles of the backward are asked for where the rule of their
-    /// factors is locked.
+    /// factors is locked, or where factors are given.
     pub fn replay(
         &self,
         problem: &Problem,
@@ -150,7 +151,8 @@ impl Lock {
     ) -> Option<Replay> {
         let joints = self.merge.and_then(|order| joints(problem, order));
         let profile = self.profile(arithmetic, partition.kv_tile)?;
-        let has_tiles = problem.pass == Pass::Backward && profile.tile_factor.is_some();
+        let has_factors = profile.tile_factor.is_some() || Quantity::Ds.is_given(&problem.precision);
+        let has_tiles = problem.pass == Pass::Backward && has_factors;
         let tiles = if has_tiles { tiles() } else { None };
         Some(Replay { profile, launches: launches()?, tiles, joints })
     }
@@ -199,7 +201,7 @@ pub fn whole_launches(problem: &Problem) -> Option<Vec<ReplayedLaunch>> {
         let line = |side: Side| Positions { start: 0, step: 1, len: run_of(both, side).len };
         let all = ReplayedKeys { first: 0, line: line(Side::Kv), band: Band { lo: None, hi: None } };
         let (queries, keys) = (line(Side::Q), vec![all]);
-        ReplayedLaunch { sequence, heads: 0..problem.heads.q, first: 0, queries, keys }
+        ReplayedLaunch { sequence, heads: 0..problem.heads.q, first: 0, queries, keys, makes_code: false }
     };
     problem.parallel.is_whole().then(|| problem.sequences.iter().enumerate().map(launch).collect())
 }

@@ -35,8 +35,10 @@ impl Code {
     /// The number 0.
     pub const ZERO: Code = Code { value: 0.0, place: NO_PLACE };
 
-    /// Returns a finite number of a format.
+    /// Returns a finite number of a format. The value may be off by roundings of f64.
     pub fn new(value: f64, format: Format) -> Code {
+        // A power of two that is a little too small would have the place below its own.
+        let value = f64::from(value as f32);
         let place = if value == 0.0 { NO_PLACE } else { exponent(value).max(format.exponent_min()) };
         Code { value, place }
     }
@@ -208,6 +210,16 @@ mod tests {
                     assert!(sums.iter().zip(&right).all(|(sum, right)| f64::from(*sum) == *right));
                 }
             }
+        }
+    }
+
+    /// Test that a number which was divided by a factor and multiplied by it again is the same code.
+    #[test]
+    fn roundings_of_f64_move_no_place() {
+        let format = Format::E4m3;
+        for code in (1..=format.encode(448.0)).map(|code| format.decode(code)) {
+            let (below, above) = (code * (1.0 - f64::EPSILON), code * (1.0 + f64::EPSILON));
+            assert!([below, above].iter().all(|near| Code::new(*near, format) == Code::new(code, format)));
         }
     }
 

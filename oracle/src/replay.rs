@@ -34,6 +34,8 @@ pub struct ReplayedLaunch {
     pub queries: Positions,
     /// The keys, in lines.
     pub keys: Vec<ReplayedKeys>,
+    /// Whether its out is rounded to a code in FP8 before it is merged.
+    pub makes_code: bool,
 }
 
 /// A line of keys of a launch.
@@ -70,6 +72,15 @@ pub(crate) struct Met {
     pub(crate) number: usize,
     /// The key's position.
     pub(crate) key: usize,
+}
+
+/// The visible keys of a query in one of its launches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Walked {
+    /// The keys, in order.
+    pub(crate) keys: Vec<Met>,
+    /// Whether the launch's out is rounded to a code, [`ReplayedLaunch::makes_code`].
+    pub(crate) makes_code: bool,
 }
 
 /// The tiles of a backward's launches, each of which has a factor of its dS. Tiles are cut by the launch's own numbers of
@@ -112,17 +123,17 @@ impl Replay {
         launches: &[&ReplayedLaunch],
         query: usize,
         seen: &Intervals,
-    ) -> Option<Vec<Vec<Met>>> {
+    ) -> Option<Vec<Walked>> {
         let of_query = launches.iter().filter(|launch| launch.queries.contains(query));
         let visible = |launch: &&ReplayedLaunch| {
-            let mut visible = Vec::with_capacity(seen.len());
+            let mut keys = Vec::with_capacity(seen.len());
             // The iterator's own loop is several times as fast as taking its items one by one.
             let shown = launch.shown(query).filter(|met| seen.contains(&met.key));
-            shown.for_each(|met| visible.push(met));
-            visible
+            shown.for_each(|met| keys.push(met));
+            Walked { keys, makes_code: launch.makes_code }
         };
-        let walk: Vec<Vec<Met>> = of_query.map(visible).collect();
-        let walked: usize = walk.iter().map(Vec::len).sum();
+        let walk: Vec<Walked> = of_query.map(visible).collect();
+        let walked: usize = walk.iter().map(|launch| launch.keys.len()).sum();
         (walked == seen.len()).then_some(walk)
     }
 
@@ -155,7 +166,7 @@ mod tests {
 
     fn launch(queries: Positions, keys: Vec<(usize, Positions)>, band: Band) -> ReplayedLaunch {
         let keys = keys.into_iter().map(|(first, line)| ReplayedKeys { first, line, band }).collect();
-        ReplayedLaunch { sequence: 0, heads: 0..1, first: 1, queries, keys }
+        ReplayedLaunch { sequence: 0, heads: 0..1, first: 1, queries, keys, makes_code: false }
     }
 
     fn line(start: usize, step: usize, len: usize) -> Positions {
@@ -181,7 +192,7 @@ mod tests {
     fn keys_of(replay: &Replay, query: usize, seen: Range<usize>) -> Option<Vec<Vec<Vec<usize>>>> {
         let walk = replay.walk(&of_head(&replay.by_sequence(), 0, 0), query, &seen.into())?;
         let keys = |tile: &[Met]| tile.iter().map(|met| met.key).collect();
-        Some(walk.iter().map(|launch| replay.tiles(launch).map(keys).collect()).collect())
+        Some(walk.iter().map(|launch| replay.tiles(&launch.keys).map(keys).collect()).collect())
     }
 
     #[test]

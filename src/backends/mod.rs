@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use seamproof_judge::subjects::{
-    self, Beside, Emulated, Fp8, Miscall, Miscalled, OptionError, Options, Planted, SubjectName, Unfused,
-    fp8_fault, miscall,
+    self, Beside, Emulated, Fp8, Fp8Sequence, Miscall, Miscalled, OptionError, Options, Planted, SubjectName,
+    Unfused, fp8_fault, miscall,
 };
 use seamproof_lab::faults::SourceFault;
 use seamproof_simulator::faults;
@@ -264,6 +264,32 @@ pub fn draw_options(name: &str, seed: u64) -> Options {
         (_, true) => cuda::draw_options(seed),
         _ => Options::new(),
     }
+}
+
+/// Option of which each value has a numeric profile of its own.
+const PROFILED: &str = "sequence";
+
+/// Returns the name of the numeric profile of a subject with these fixed options; `None` where a profile holds for others
+/// too.
+pub fn profile_name(name: &str, fixed: &Options) -> Option<String> {
+    let base = SubjectName::from(name).base;
+    match (base == Fp8::NAME, fixed.get(PROFILED)) {
+        (true, Some(_)) if fixed.len() == 1 => {
+            Some(Fp8::from_options(fixed).ok()?.sequence.profile().to_owned())
+        }
+        _ => fixed.is_empty().then(|| name.to_owned()),
+    }
+}
+
+/// Returns a case's options, of instances that have one profile: what is not fixed of the option that names a profile is
+/// that of the subject's name alone.
+pub fn with_one_profile(name: &str, fixed: &Options, options: Options) -> Options {
+    let base = SubjectName::from(name).base;
+    let mut options = options;
+    if base == Fp8::NAME && !fixed.contains_key(PROFILED) {
+        options.insert(PROFILED.to_owned(), Fp8Sequence::default().name().to_owned());
+    }
+    options
 }
 
 /// Returns the emulated kernel with the campaign's canary planted in it.

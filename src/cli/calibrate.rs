@@ -19,6 +19,7 @@ Examples:
   seamproof calibrate emulated --lock judge/profiles/emulated.json    and the file, to be committed
   seamproof calibrate emulated --check                                 whether the locked profile still holds
   seamproof calibrate emulated:kv_tile=32                              the table of these options; nothing to lock
+  seamproof calibrate emulated-fp8:sequence=cudnn --check              the profile of this sequence: each has its own
   seamproof calibrate python:kernel.py --lock                          and kernel.lock.json beside it";
 
 #[derive(clap::Args, Debug)]
@@ -48,13 +49,18 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let subject =
         Registered::new(&args.backend).map_err(|error| CliError::Usage(format!("BACKEND: {error}")))?;
     let name = subject.name();
-    if (args.lock.is_some() || args.check) && !subject.fixed().is_empty() {
+    let profile = backends::profile_name(name, subject.fixed());
+    let Some(profile) = profile.or_else(|| (args.lock.is_none() && !args.check).then(|| name.to_owned()))
+    else {
         return Err(CliError::Usage(format!(
             "--lock and --check: a profile is of {name} whatever its options; name {name} alone, not '{}'",
             args.backend
         )));
-    }
-    let make = |index: u64| backends::by_name(name, &subject.options(index));
+    };
+    let make = |index: u64| {
+        let options = backends::with_one_profile(name, subject.fixed(), subject.options(index));
+        backends::by_name(name, &options)
+    };
     let file = match args.lock.clone() {
         Some(None) => Some(backends::lock_file(name).ok_or_else(|| {
             CliError::Usage(format!(
@@ -75,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let calibration = Calibration::run(instance, args.cases, args.seed)
         .map_err(|error| CliError::Usage(format!("{}: {error}", args.backend)))?;
     print(&calibration);
-    let outcome = calibration.outcome(name, args.seed);
+    let outcome = calibration.outcome(&profile, args.seed);
     match &outcome {
         CalibrationOutcome::Unique(_) => print_line("profile   one candidate explains every case"),
         CalibrationOutcome::None => {

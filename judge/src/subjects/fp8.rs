@@ -586,8 +586,7 @@ impl Backend for Fp8 {
     }
 
     fn lock(&self) -> Option<Lock> {
-        // The profile is that of FlashAttention-3's sequence.
-        if self.is_given() { None } else { profile::locked(self.name()) }
+        profile::locked(self.sequence.profile())
     }
 
     fn promises(&self, problem: &Problem) -> Promises {

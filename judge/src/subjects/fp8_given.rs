@@ -41,6 +41,14 @@ impl Fp8Sequence {
             Fp8Sequence::Cudnn => "cudnn",
         }
     }
+
+    /// Returns the name of the numeric profile: each sequence has its own.
+    pub fn profile(self) -> &'static str {
+        match self {
+            Fp8Sequence::FlashAttention3 => "emulated-fp8",
+            Fp8Sequence::Cudnn => "emulated-fp8:sequence=cudnn",
+        }
+    }
 }
 
 /// The amaxes that the kernel has kept, and a rank's results.
@@ -142,6 +150,24 @@ pub const FP8_GIVEN_FAULTS: &[Fp8Fault] = &[
     Fp8Fault {
         caught_by: &[Catcher::Envelope],
         ..fault(
+            "scaled-weights-rounded-twice",
+            "weights are rounded to bf16 once they have their scale, and then to e4m3",
+            "https://github.com/triton-lang/triton/pull/11753",
+            |recipe| recipe.stages = codes::WEIGHTS_THROUGH_BF16,
+        )
+    },
+    Fp8Fault {
+        caught_by: &[Catcher::Envelope],
+        ..fault(
+            "scaled-sums-not-promoted",
+            "the unit's sums are never promoted to f32",
+            "https://github.com/vllm-project/vllm/issues/23813",
+            |recipe| recipe.promoted_after = None,
+        )
+    },
+    Fp8Fault {
+        caught_by: &[Catcher::Envelope],
+        ..fault(
             "amax-over-padding-rows",
             "the amax of out counts rows of padding",
             "https://github.com/NVIDIA/cudnn-frontend/issues/524",
@@ -219,6 +245,15 @@ pub const FP8_GIVEN_BACKWARD_FAULTS: &[Fp8Fault] = &[
             };
         },
     ),
+    Fp8Fault {
+        caught_by: &[Catcher::Envelope],
+        ..fault(
+            "scaled-gradients-rounded-twice",
+            "weights and logit gradients are rounded to bf16 once they have their scales, and then to codes",
+            "https://github.com/triton-lang/triton/pull/11753",
+            |recipe| recipe.stages = codes::GRADIENTS_THROUGH_BF16,
+        )
+    },
     fault(
         "softmax-scale-beside-ds",
         "dS is given its scale without the softmax's scale, which comes to the sums once more",

@@ -18,6 +18,7 @@ mod first_kernel;
 mod fitted;
 mod forms;
 mod fp8;
+mod fp8_given_replay;
 mod fp8_replay;
 mod generator_values;
 mod gradient_hypotheses;

@@ -1,7 +1,7 @@
 //! The forward pass of one piece.
 
 use multiversion::multiversion;
-use ndarray::{Array2, Axis, Zip, s};
+use ndarray::{Array1, Array2, ArrayViewMut1, Axis, Zip, s};
 
 use super::answer::{Answer, Tiers};
 use super::exponential;
@@ -12,8 +12,8 @@ use super::pieces::{
 use super::unit::{Codes, Weighed};
 use crate::envelope::dither::{Spread, fill_enough, shared_share};
 use crate::envelope::{BoundTier, Model, NOISE, PairError, RowStatistics, WeightRounding};
-use crate::replay::{Met, Replay, ReplayedLaunch, of_head};
-use crate::{ForwardResults, InputViews, Intervals, Problem, TensorName};
+use crate::replay::{Met, Replay, ReplayedLaunch, Walked, of_head};
+use crate::{ForwardResults, InputViews, Intervals, Problem, Stored, TensorName};
 
 /// Results, or bounds, of one piece.
 pub(super) struct PieceForward {
@@ -205,12 +205,16 @@ impl Tile {
     ) -> Errors {
         let mut errors = Errors::new(magnitudes);
         let codes = codes.filter(|codes| codes.has_numerators());
-        self.numerators = codes.map(|_| Array2::zeros((self.rows.len(), operands.dim_v())));
+        let mut partial = model.partial_code().map(|code| PartialOut::new(code, operands, &self.keys, model));
+        let zeros = || Array2::zeros((self.rows.len(), operands.dim_v()));
+        self.numerators = (codes.is_some() || partial.is_some()).then(zeros);
+        errors.codes = partial.as_ref().map(|_| zeros());
         for local in 0..self.rows.len() {
             let seen = self.visible[local].moved(|column| self.keys.start + column);
             let walk = replay.walk(launches, first + local, &seen);
             errors.is_known[local] = walk.is_some();
-            self.replay_row(local, (model, codes), replay, &walk.unwrap_or_default(), &mut errors);
+            let walk = walk.unwrap_or_default();
+            self.replay_row(local, (model, codes), replay, (&walk, partial.as_mut()), &mut errors);
         }
         errors
     }
@@ -222,7 +226,7 @@ impl Tile {
         local: usize,
         (model, codes): (&Model, Option<&Codes<'_, '_>>),
         replay: &Replay,
-        walk: &[Vec<Met>],
+        (walk, mut partial): (&[Walked], Option<&mut PartialOut>),
         errors: &mut Errors,
     ) {
         let (row, visible) = (&self.rows[local], self.visible[local].clone());
@@ -242,7 +246,7 @@ impl Tile {
             max_error = max_error.max(left[column]);
         }
         errors.weights[local] = weight_errors;
-        let tiles = walk.iter().map(|launch| replay.tiles(launch).count()).sum();
+        let tiles = walk.iter().map(|launch| replay.tiles(&launch.keys).count()).sum();
         let relative = model.replayed_row_error(row, max_error, tiles);
         let profile = &replay.profile;
         let sum_error = model.replayed_sum_error(row, largest);
@@ -250,7 +254,11 @@ impl Tile {
         let sink = row.sink.filter(|_| !model.merges());
         let mut weighed = Vec::new();
         let mut bases = Bases::default();
-        for launch in walk {
+        errors.is_known[local] &= partial.is_none() || Model::knows_shares(sum_error);
+        for Walked { keys: launch, makes_code } in walk {
+            let is_code = |_: &&mut &mut PartialOut| *makes_code;
+            // Weights are rounded below.
+            let launch_sum: f64 = launch.iter().map(|met| weights[met.key - self.keys.start]).sum();
             let seen = || launch.iter().map(|met| logits[met.key - self.keys.start]);
             let own_lse = (profile.weights == WeightRounding::AfterNormalisation)
                 .then(|| log_sum_exp(seen().chain(sink)));
@@ -291,8 +299,29 @@ impl Tile {
                         left[key - start] += model.apart(steps) * model.weight_factor(2.0 * most, row.sum);
                     };
                     let shared = (profile.kv_tile.max(1), *share / model.weight_scale());
-                    codes.add_tile(tile, &weighed, shared, numerators.row_mut(local), uncertain);
+                    let to = match partial.as_mut().filter(is_code) {
+                        Some(partial) => partial.sums.view_mut(),
+                        None => numerators.row_mut(local),
+                    };
+                    codes.add_tile(tile, &weighed, shared, to, uncertain);
                 }
+            }
+            let columns = || launch.iter().map(|met| met.key - self.keys.start);
+            if let (None, Some(numerators), Some(PartialOut { values: [values, _], sums, .. })) =
+                (codes, &mut self.numerators, &mut partial)
+            {
+                // Sums in f64 stand in for the unit's.
+                let mut to = if *makes_code { sums.view_mut() } else { numerators.row_mut(local) };
+                columns().for_each(|column| to.scaled_add(weights[column], &values.row(column)));
+            }
+            if let (Some(partial), Some(numerators), Some(of_codes)) =
+                (partial.as_mut().filter(is_code), &mut self.numerators, &mut errors.codes)
+            {
+                let of_launch = (model, row, [launch_sum, sum_error]);
+                let to = [numerators.row_mut(local), of_codes.row_mut(local)];
+                partial.add_to(of_launch, (columns(), left), to);
+                // The code has taken up the errors of what it was made of.
+                columns().for_each(|column| left[column] = 0.0);
             }
         }
     }
@@ -309,8 +338,11 @@ impl Tile {
         to: &mut Tiers<PieceForward>,
     ) {
         to.worst.max_logit = to.worst.max_logit.max(errors.max_logit);
-        let ErrorSums { worst, dithered, value_max } =
+        let ErrorSums { mut worst, dithered, value_max } =
             errors.sums(operands, &self.keys, &self.visible, model);
+        if let Some(codes) = &errors.codes {
+            worst += codes;
+        }
         for (local, row) in self.rows.iter().enumerate() {
             let finish = |tier: BoundTier, sums: &Array2<f64>, bound: &mut PieceForward| {
                 let denominator = model.denominator(row, errors.weights[local], tier);
@@ -409,6 +441,56 @@ impl Bases {
     }
 }
 
+/// The out of one launch of a row, which is rounded to a code before it is merged.
+struct PartialOut {
+    code: Stored,
+    /// The values of the tile's keys, and their magnitudes: keys × lanes.
+    values: [Array2<f64>; 2],
+    /// `Σ weights · v` of the launch, with weights relative to the row's maximum.
+    sums: Array1<f64>,
+}
+
+impl PartialOut {
+    fn new(
+        code: Stored,
+        operands: &Keys<'_, '_>,
+        keys: &std::ops::Range<usize>,
+        model: &Model,
+    ) -> PartialOut {
+        let values = operands.v(keys.clone());
+        let magnitudes = values.mapv(|v| model.magnitude(v));
+        PartialOut { code, sums: Array1::zeros(values.ncols()), values: [values, magnitudes] }
+    }
+
+    /// Adds the launch's out to the row's numerators, rounded, and to their errors how far another right one may be from
+    /// it. The next launch begins anew. `left` are the errors of the launch's weights, relative to the row's sum.
+    fn add_to(
+        &mut self,
+        (model, row, [launch_sum, sum_error]): (&Model, &RowStatistics, [f64; 2]),
+        (columns, left): (impl Iterator<Item = usize>, &[f64]),
+        [mut numerators, mut errors]: [ArrayViewMut1<'_, f64>; 2],
+    ) {
+        let sums = std::mem::replace(&mut self.sums, Array1::zeros(numerators.len()));
+        // A launch whose weights vanish beside the row's has no share.
+        if launch_sum == 0.0 {
+            return;
+        }
+        let [_, magnitudes] = &self.values;
+        let mut value_errors = Array1::<f64>::zeros(sums.len());
+        columns.for_each(|column| value_errors.scaled_add(left[column], &magnitudes.row(column)));
+        let (share, of_share) = (launch_sum / row.sum, model.partial_share_error(row, sum_error));
+        for lane in 0..sums.len() {
+            let out = sums[lane] / launch_sum;
+            let error = model.partial_out_error(out, value_errors[lane] / share, (row.keys, sum_error));
+            let code = self.code.round(out);
+            let apart = [out - error, out + error].map(|other| (self.code.round(other) - code).abs());
+            let apart = apart[0].max(apart[1]);
+            numerators[lane] += launch_sum * code;
+            errors[lane] += share * (apart + of_share * (code.abs() + apart));
+        }
+    }
+}
+
 /// Errors of a tile's weights, rows × keys, as coefficients of `|v|`.
 struct Errors {
     /// The errors that add up.
@@ -420,6 +502,8 @@ struct Errors {
     /// `Σ p·θ` of each row.
     weights: Vec<f64>,
     is_dithered: Vec<bool>,
+    /// The errors of merged codes, rows × lanes, where the outs of launches are codes that a replay makes.
+    codes: Option<Array2<f64>>,
     /// Whether the bounds of each row are known. They are not where a row cannot be replayed.
     is_known: Vec<bool>,
     /// The largest error of a logit.
@@ -434,6 +518,7 @@ impl Errors {
             noise: Array2::default((0, 0)),
             weights: vec![0.0; rows],
             is_dithered: vec![false; rows],
+            codes: None,
             is_known: vec![true; rows],
             max_logit: 0.0,
             linear: magnitudes,

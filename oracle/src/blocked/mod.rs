@@ -26,8 +26,8 @@ use crate::envelope::Model;
 use crate::exact::{saturate, saturate_gradients};
 use crate::replay::Replay;
 use crate::{
-    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Saved,
-    SavedErrors, SavedViews, TensorName,
+    ForwardResults, Gradients, InputViews, Inputs, Pass, Problem, ProblemError, ProblemFields, Quantity,
+    Saved, SavedErrors, SavedViews, TensorName,
 };
 use backward::Backward;
 use backward::unit::Followed;
@@ -122,7 +122,7 @@ pub fn replayed_forward(
 /// Returns the model of a replayed forward.
 fn model_of_replay(problem: &Problem, model: &Model, replay: &Replay) -> Model {
     let model = replay.joints.map_or(*model, |joints| model.with_joints(joints));
-    let model = model.with_profile(problem, &replay.profile);
+    let model = model.with_profile(problem, &replay.profile).replaying_partial_outs();
     if replay.profile.scales_queries { model } else { model.replaying_sums(problem) }
 }
 
@@ -246,8 +246,9 @@ pub fn backward_of_hidden_lse(
 }
 
 /// Returns the gradients of the replayed backward, with the joints of partial gradients where they are not the model's;
-/// or `None` where queries are scaled first: those gradients take another way. Where tiles have factors of dS, it is
-/// `None` unless the replay knows the tiles and the rule of their factors, and sums are those of a matrix unit in FP8.
+/// or `None` where queries are scaled first: those gradients take another way. Where dS has factors, given ones or those of
+/// tiles, it is `None` unless the replay knows the tiles, and the rule of their own factors, and sums are those of a matrix
+/// unit in FP8.
 pub fn replayed_backward(
     problem: &Problem,
     inputs: &Inputs,
@@ -261,10 +262,11 @@ pub fn replayed_backward(
     if profile.scales_queries || model.scales_tiles() != profile.tile_factor.is_some() {
         return None;
     }
-    let Some(rule) = profile.tile_factor else {
+    let is_given = [Quantity::P, Quantity::Ds].iter().any(|of| of.is_given(&problem.precision));
+    if profile.tile_factor.is_none() && !is_given {
         return Some(whole_backward(problem, &Backward { model: Some(&model), ..of_replay }));
-    };
-    let model = model.replaying_gradients(problem, profile)?;
+    }
+    let (model, rule) = model.replaying_gradients(problem, profile)?;
     let followed = Followed { tiles: tiles.as_ref()?, rule, profile, promotion: model.promotion()? };
     let backward = Backward { model: Some(&model), followed: Some(followed), ..of_replay };
     Some(whole_backward(problem, &backward))

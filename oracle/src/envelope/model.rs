@@ -19,7 +19,7 @@ use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
 pub use rounding::Rounding;
 use rounding::{exponential_error, final_rounding, replayed, rounding, saturation, weight_lost};
-pub use unit::{Promotion, ReplayedTile, TilePair};
+pub use unit::{DsFactor, Promotion, ReplayedTile, TilePair};
 
 /// The largest sum of a row's relative errors for which the first-order form holds.
 const DENOMINATOR_ERROR_MAX: f64 = 0.5;
@@ -89,6 +89,8 @@ pub struct Model {
     products_v: f64,
     /// Whether a launch rounds its results to codes in FP8, partial ones too, which are then added as values.
     makes_codes: bool,
+    /// Whether a replay rounds the out of each launch to such codes.
+    replays_codes: bool,
     /// Whether the accumulation is the declared one.
     is_declared: bool,
     /// The promotion of the matrix unit's sums, where these are replayed.
@@ -300,6 +302,7 @@ impl Model {
             products_qk: accumulation.products(problem.dims.qk),
             products_v: accumulation.products(problem.dims.v),
             makes_codes: given(Quantity::Out, 1.0) > 0.0 || given(Quantity::Dq, 1.0) > 0.0,
+            replays_codes: false,
             is_declared: accumulation == arithmetic.accumulation,
             promotion: None,
         }
@@ -369,7 +372,7 @@ impl Model {
         Model { may_normalise_first, may_round_ds_weights, delta, heads, ..self }
     }
 
-    /// Returns the power of two with which weights are multiplied before they are rounded.
+    /// Returns the factor with which weights are multiplied before they are rounded.
     pub fn weight_scale(&self) -> f64 {
         self.weight_scale
     }

@@ -86,11 +86,13 @@ impl Schedule {
                 Work::AttendBackward(attend) => &attend.call.segments,
                 _ => &[],
             };
+            let makes_code =
+                matches!(work, Work::Attend(attend) if self.buffers[attend.out.0].format.saturates());
             let of = |reading: Reading| {
-                let segment = segments.get(reading.segment)?;
-                Some(launches(problem, segment, blocks, &reading))
+                let pieces = launches(problem, segments.get(reading.segment)?, blocks, &reading);
+                Some(pieces.into_iter().map(|piece| ReplayedLaunch { makes_code, ..piece }).collect())
             };
-            launch.readings.into_iter().filter_map(of).collect::<Vec<_>>()
+            launch.readings.into_iter().filter_map(of).collect::<Vec<Vec<_>>>()
         };
         Some(trace_moves(problem, self).ok()?.into_iter().flat_map(of_launch).collect())
     }
@@ -235,7 +237,7 @@ fn launches(
             None => lines.collect(),
             Some(blocks) => lines.flat_map(|line| blocks.numbered(segment, line)).collect(),
         };
-        ReplayedLaunch { sequence, heads, first, queries, keys }
+        ReplayedLaunch { sequence, heads, first, queries, keys, makes_code: false }
     };
     reading.queries.iter().filter_map(positions).map(of_queries).collect()
 }

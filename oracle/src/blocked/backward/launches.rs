@@ -125,7 +125,7 @@ mod tests {
     /// Returns a piece of a launch without a mask of its own.
     fn piece(first: usize, queries: Positions, keys: Positions) -> ReplayedLaunch {
         let keys = vec![ReplayedKeys { first: 0, line: keys, band: Band { lo: None, hi: None } }];
-        ReplayedLaunch { sequence: 0, heads: 0..1, first, queries, keys }
+        ReplayedLaunch { sequence: 0, heads: 0..1, first, queries, keys, makes_code: false }
     }
 
     /// The queries of a tile, its keys, and the number of its pairs.

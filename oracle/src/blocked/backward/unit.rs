@@ -1,8 +1,8 @@
-//! A replay of a backward on Hopper's matrix unit in FP8, where each tile has a factor of its dS (tier R).
+//! A replay of a backward on Hopper's matrix unit in FP8, where dS has a factor: each tile its own, or a given one (tier R).
 //!
 //! The products q·k and dout·v are sums of codes that the oracle knows. Weights follow from the saved LSE and are rounded;
 //! a weight near to the middle of two codes is a near-tie. dS is known up to the errors of f32, and so is the largest
-//! magnitude of a tile, of which the tile's factor follows. Where two factors are right, none is taken: the roundings of
+//! magnitude of a tile, of which the tile's own factor follows. Where two factors are right, none is taken: the roundings of
 //! that tile count in full. dv, dk and dq are the unit's sums of these codes, in steps from the tile's begin.
 //!
 //! What the unit cuts depends on all factors of a step. In a part between two promotions that has a near-tie, two right
@@ -20,7 +20,7 @@ use super::SinkSum;
 use super::gradients::{Errors, PieceGradients};
 use super::launches::{Place, Tile, each_tile};
 use super::tiles::{Context, EXPONENT_MAX, QueryTile};
-use crate::envelope::{GradientPair, Model, NumericProfile, Promotion, ReplayedTile, TileFactor};
+use crate::envelope::{DsFactor, GradientPair, Model, NumericProfile, Promotion, ReplayedTile};
 use crate::matrix_unit::{Code, STEP, steps};
 use crate::replay::ReplayedTiles;
 use crate::{Format, InputViews, TensorName};
@@ -29,7 +29,7 @@ use crate::{Format, InputViews, TensorName};
 #[derive(Clone, Copy)]
 pub(in crate::blocked) struct Followed<'a> {
     pub(in crate::blocked) tiles: &'a ReplayedTiles,
-    pub(in crate::blocked) rule: TileFactor,
+    pub(in crate::blocked) rule: DsFactor,
     pub(in crate::blocked) profile: &'a NumericProfile,
     pub(in crate::blocked) promotion: Promotion,
 }
@@ -179,7 +179,8 @@ impl Context<'_, '_, '_> {
 impl Head<'_, '_, '_, '_> {
     fn add_tile(&self, tile: &Tile, exact: &mut PieceGradients, linear: &mut PieceGradients) {
         let mut pairs = self.pairs(tile);
-        let scaled = self.model.replayed_tile(self.followed.rule, pairs.amax);
+        let Followed { rule, profile, .. } = self.followed;
+        let scaled = self.model.replayed_tile((rule, profile), pairs.amax);
         for (row, seen) in tile.seen.iter().enumerate() {
             for &column in seen {
                 let at = [row, column];
@@ -200,24 +201,27 @@ impl Head<'_, '_, '_, '_> {
     ) {
         let Promotion { after, ds, .. } = self.followed.promotion;
         let scale = f64::from(self.context.problem.softmax.scale);
-        let sums = |of_rows, others, magnitudes| {
-            let codes = scaled.factor.map(|factor| (ds, factor));
+        let sums = |of_rows, others, magnitudes, is_own: bool| {
+            let codes = scaled.factor.filter(|_| is_own).map(|factor| (ds, factor));
             Sums { of_rows, others, magnitudes, codes, after, scale }
         };
         let error = |g: f64, steps: usize, &Term { value, left, .. }: &Term| {
             scaled.error(g, value, left) + scaled.cuts(steps, value, left)
         };
+        let of_sums =
+            |g: f64, steps: usize, term: &Term| error(g, if scaled.has_own_dk { steps } else { 0 }, term);
         let ([q, _], [q_magnitudes, _]) = (&self.codes, &self.magnitudes);
         let [_, by_query] = self.query_sums;
         let by_key = |query| self.model.replayed_key_sum(self.context.group.keys_of(query));
         let of_queries = tile.over_columns(&pairs.ds, &pairs.ds_left);
-        sums(of_queries, &self.keys.k, &self.keys.k_magnitudes).add(
+        sums(of_queries, &self.keys.k, &self.keys.k_magnitudes, true).add(
             [&mut exact.dq, &mut linear.dq],
             by_key,
             error,
         );
         let of_keys = tile.over_rows(&pairs.ds, &pairs.ds_left);
-        sums(of_keys, q, q_magnitudes).add([&mut exact.dk, &mut linear.dk], |_| by_query, error);
+        let to = [&mut exact.dk, &mut linear.dk];
+        sums(of_keys, q, q_magnitudes, scaled.has_own_dk).add(to, |_| by_query, of_sums);
     }
 
     /// Adds a tile's share of dv.

@@ -2,9 +2,9 @@
 
 use super::rounding::{exponential_error, replayed};
 use super::{DENOMINATOR_ERROR_MAX, Model, RowStatistics};
-use crate::Format;
 use crate::envelope::constants::{EXP_ERROR, F32_ROUNDOFF};
 use crate::envelope::profile::NumericProfile;
+use crate::{Format, Stored};
 
 impl Model {
     /// Returns the format that weights are rounded to.
@@ -17,6 +17,8 @@ impl Model {
     #[inline(always)]
     pub(super) fn replayed_p(&self, profile: &NumericProfile, weight: f64, error: f64) -> (f64, f64) {
         let scale = self.weight_scale;
+        // A given scale is a reciprocal that was rounded, and the product with it is.
+        let error = error + self.weight_roundings * F32_ROUNDOFF * (weight + error);
         let (rounded, left) = replayed(self.weight_format(profile), weight * scale, error * scale);
         (rounded / scale, left / scale)
     }
@@ -58,7 +60,8 @@ impl Model {
         let unnormalised = exponential_error(weight, logit - lse, eta) * (1.0 + of_row.relative)
             + weight * of_row.relative
             + weight.min(self.accumulation.underflow());
-        let relative = sum_error / (1.0 - sum_error.min(DENOMINATOR_ERROR_MAX)) + of_row.normalisation;
+        let normalisation = of_row.normalisation - self.weight_roundings * F32_ROUNDOFF;
+        let relative = sum_error / (1.0 - sum_error.min(DENOMINATOR_ERROR_MAX)) + normalisation;
         let error = unnormalised + (weight + unnormalised) * relative;
         // Neither the exact weight nor the subject's is much larger than 1.
         let error = error.min(2.0);
@@ -78,6 +81,36 @@ impl Model {
         let shift = max_error + F32_ROUNDOFF * 2.0 * (row.max_abs + row.range);
         let rescalings = (tiles + 1) as f64 * (EXP_ERROR + 3.0 * F32_ROUNDOFF);
         exponential_error(1.0, 0.0, shift) + rescalings + self.merge_theta(row)
+    }
+
+    /// Returns the model of a replay that rounds the out of each launch to a code, where partial outs are codes.
+    pub fn replaying_partial_outs(self) -> Model {
+        let replays_codes = self.makes_codes && self.merges();
+        Model { makes_codes: self.makes_codes && !replays_codes, replays_codes, ..self }
+    }
+
+    /// Returns the numbers that the out of each launch is rounded to, where a replay rounds it.
+    pub fn partial_code(&self) -> Option<Stored> {
+        self.replays_codes.then_some(self.out)
+    }
+
+    /// Whether a launch's share of its row is known, where the relative error of its row sum is this.
+    pub fn knows_shares(sum_error: f64) -> bool {
+        sum_error < DENOMINATOR_ERROR_MAX
+    }
+
+    /// Returns the error of an element of a launch's out before it becomes a code. `value_errors` is that of the sum of
+    /// its weighted values, `keys` are those of the row, and `sum_error` is the relative error of the launch's row sum.
+    pub fn partial_out_error(&self, out: f64, value_errors: f64, (keys, sum_error): (usize, f64)) -> f64 {
+        let relative = sum_error + self.out_roundings * F32_ROUNDOFF;
+        let underflow = (keys + 8) as f64 * self.accumulation.underflow();
+        (value_errors + out.abs() * relative) / (1.0 - relative) + underflow
+    }
+
+    /// Returns the relative error with which a launch's out enters its row, once it is a code: the launch's row sum no
+    /// longer cancels between its out and its share.
+    pub fn partial_share_error(&self, row: &RowStatistics, sum_error: f64) -> f64 {
+        self.merge_theta(row) + sum_error / (1.0 - sum_error) + self.merge_out()
     }
 
     /// Returns what a weight, relative to a row's sum, may lose where a factor that it is made of (its exponential, a

@@ -9,7 +9,7 @@ use crate::envelope::arithmetic::{DsFold, DsScale, DsWeights};
 use crate::envelope::constants::F32_ROUNDOFF;
 use crate::envelope::model::gradients::GradientPair;
 use crate::envelope::profile::{NumericProfile, TileFactor};
-use crate::{Format, Precision, Problem};
+use crate::{Format, Precision, Problem, Quantity};
 
 /// Sums of the matrix unit in FP8 that a replay makes bit by bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,18 @@ pub struct ReplayedTile<'a> {
     pub factor: Option<f64>,
     /// The largest magnitude of dS, its error included.
     most: f64,
+    /// Whether the tile's sums for dk are its own. Those with a given factor may pass from tile to tile where they are
+    /// never promoted.
+    pub has_own_dk: bool,
+}
+
+/// The way in which a tile's factor of dS comes about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DsFactor {
+    /// From the tile's largest magnitude.
+    OfTile(TileFactor),
+    /// From the given descale of dS.
+    Given,
 }
 
 impl Model {
@@ -67,17 +79,34 @@ impl Model {
         self.promotion
     }
 
-    /// Returns the model of a replay of the backward's sums too, where each tile has a factor of its dS and the profile
-    /// knows its rule; `None` elsewhere.
-    pub fn replaying_gradients(self, problem: &Problem, profile: &NumericProfile) -> Option<Model> {
+    /// Returns the model of a replay of the backward's sums too, and the way in which factors of dS come about, where they
+    /// are given, or where each tile has one and the profile knows its rule; `None` elsewhere.
+    pub fn replaying_gradients(
+        self,
+        problem: &Problem,
+        profile: &NumericProfile,
+    ) -> Option<(Model, DsFactor)> {
         let Precision { dout, ds, .. } = problem.precision;
         let is_told = dout.format.saturates() && !dout.scaling.is_of_rows() && ds.format.saturates();
-        let rounds_codes =
-            profile.rounds_weights && !profile.scales_logit_gradients && !profile.scales_queries;
-        let scales_tiles = self.ds_scale == DsScale::Tile && self.ds_fold == DsFold::After;
+        let rounds_codes = profile.rounds_weights && !profile.scales_queries;
+        let factor = self.ds_factor(problem, profile)?;
         let model = self.replaying_sums(problem);
-        let is_replayed = model.promotion.is_some() && is_told && rounds_codes && scales_tiles;
-        is_replayed.then_some(Model { products_v: 0.0, ..model })
+        let is_replayed = model.promotion.is_some() && is_told && rounds_codes;
+        is_replayed.then_some((Model { products_v: 0.0, ..model }, factor))
+    }
+
+    /// Returns the way in which factors of dS come about, where the profile knows it.
+    fn ds_factor(&self, problem: &Problem, profile: &NumericProfile) -> Option<DsFactor> {
+        match profile.tile_factor {
+            None => {
+                let is_given = self.ds_scale == DsScale::None && Quantity::Ds.is_given(&problem.precision);
+                is_given.then_some(DsFactor::Given)
+            }
+            Some(rule) => {
+                let is_after = self.ds_fold == DsFold::After && !profile.scales_logit_gradients;
+                (self.ds_scale == DsScale::Tile && is_after).then_some(DsFactor::OfTile(rule))
+            }
+        }
     }
 
     /// Returns twice the error of some steps of the matrix unit: how far two sums of nearly the same products may be
@@ -87,14 +116,23 @@ impl Model {
     }
 
     /// Returns `g` of dv and of dk for `queries` rows in all, of every query head of the group, whose sums are replayed.
-    /// That of dk is in pieces of a tile at most, and dv's is where it is promoted.
+    /// That of dk is in pieces of a tile at most where tiles have factors of their own. The others are where they are
+    /// promoted.
     pub fn replayed_query_sums(&self, queries: usize) -> [f64; 2] {
         let tile = self.partition.q_tile;
         let known = self.accumulation.grouped_promotions(queries, self.group, tile);
-        let is_promoted = self.promotion.is_some_and(|promotion| promotion.after.is_some());
-        let of_dv =
-            if is_promoted { known } else { self.accumulation.grouped_products(queries, self.group, tile) };
-        [of_dv, known].map(|own| own + self.sum_error() + self.heads_error() + self.gradient_roundings())
+        let of_sums = |is_known: bool| match is_known || self.is_promoted() {
+            true => known,
+            false => self.accumulation.grouped_products(queries, self.group, tile),
+        };
+        [false, self.scales_tiles()].map(|is_known| {
+            of_sums(is_known) + self.sum_error() + self.heads_error() + self.gradient_roundings()
+        })
+    }
+
+    /// Whether the matrix unit's sums are promoted.
+    fn is_promoted(&self) -> bool {
+        self.promotion.is_some_and(|promotion| promotion.after.is_some())
     }
 
     /// Returns `g` of dq for `keys` keys, whose sums are replayed.
@@ -117,14 +155,39 @@ impl Model {
             DsWeights::Rounded => self.ds_errors(pair, p, p_left),
             DsWeights::Unrounded | DsWeights::Unknown => (ds, ds_error),
         };
+        let ds_error = ds_error + self.given_factor_error(profile, ds + ds_error);
         let ds_error = ds_error + self.accumulation.underflow();
         TilePair { p, p_left, ds: ds.copysign(pair.x), ds_error }
     }
 
+    /// Returns the error that a given scale brings to a logit gradient of this magnitude before it is rounded: the scale is
+    /// a reciprocal that was rounded, and the products with it and with the softmax's scale are.
+    #[inline(always)]
+    fn given_factor_error(&self, profile: &NumericProfile, ds: f64) -> f64 {
+        if self.scales_tiles() {
+            return 0.0;
+        }
+        let (folded, roundings) = if profile.scales_logit_gradients { (self.scale, 3.0) } else { (1.0, 2.0) };
+        let underflow = self.accumulation.underflow() * (1.0 + self.ds_descale) / folded;
+        roundings * F32_ROUNDOFF * ds + underflow
+    }
+
     /// Returns a tile whose largest magnitude of dS lies in a range.
-    pub fn replayed_tile(&self, rule: TileFactor, [least, most]: [f64; 2]) -> ReplayedTile<'_> {
-        let [of_least, of_most] = [least, most].map(|amax| rule.of(amax, self.ds));
-        ReplayedTile { model: self, factor: (of_least == of_most).then_some(of_most), most }
+    pub fn replayed_tile(
+        &self,
+        (rule, profile): (DsFactor, &NumericProfile),
+        [least, most]: [f64; 2],
+    ) -> ReplayedTile<'_> {
+        let folded = if profile.scales_logit_gradients { self.scale } else { 1.0 };
+        let factor = match rule {
+            DsFactor::Given => Some(folded / self.ds_descale),
+            DsFactor::OfTile(rule) => {
+                let [of_least, of_most] = [least, most].map(|amax| rule.of(amax, self.ds));
+                (of_least == of_most).then_some(of_most)
+            }
+        };
+        let has_own_dk = rule != DsFactor::Given || self.is_promoted();
+        ReplayedTile { model: self, factor, most, has_own_dk }
     }
 
     /// Returns the coefficient of an error that `g` makes of a weight that may be another one by `left`.
@@ -185,7 +248,22 @@ impl ReplayedTile<'_> {
 mod tests {
     use super::*;
     use crate::ProblemFields;
-    use crate::envelope::{Arithmetic, Partition};
+    use crate::envelope::{Arithmetic, Delta, GroupSums, KeyOrder, Partition, WeightRounding};
+
+    fn profile() -> NumericProfile {
+        NumericProfile {
+            rounds_weights: true,
+            scales_logit_gradients: false,
+            scales_queries: false,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
+            ds_weights: DsWeights::Unrounded,
+            kv_tile: 4,
+            kv_order: KeyOrder::Ascending,
+            tile_factor: Some(TileFactor::Largest),
+        }
+    }
 
     fn model() -> Model {
         let mut fields = ProblemFields::packed(&[(4, 4)], 16);
@@ -199,7 +277,7 @@ mod tests {
     #[test]
     fn a_tile_near_a_border_has_no_factor_and_its_roundings_count_in_full() {
         let model = model();
-        let of = |amax| model.replayed_tile(TileFactor::Largest, amax);
+        let of = |amax| model.replayed_tile((DsFactor::OfTile(TileFactor::Largest), &profile()), amax);
         assert_eq!(of([1.74, 1.75]).factor, Some(256.0));
         assert_eq!(of([1.76, 1.77]).factor, Some(128.0));
         // Zeros have the factor 1, so that a tile of rounding errors has none.
@@ -220,7 +298,9 @@ mod tests {
     #[test]
     fn a_near_tie_counts_in_full_and_may_have_another_sign() {
         let model = model();
-        let tile = model.replayed_tile(TileFactor::Largest, [1.75, 1.75]);
+        let rule = DsFactor::OfTile(TileFactor::Largest);
+        let profile = profile();
+        let tile = model.replayed_tile((rule, &profile), [1.75, 1.75]);
         let tiny = 2.0 * Format::E4m3.tiny_half() / 256.0;
         assert_eq!(tile.rounded(1.0, 1e-6), (1.0, 0.0));
         assert_eq!(tile.rounded(-1.062_5, 1e-6), (-1.0, 0.125));

@@ -10,6 +10,11 @@ use crate::emulated::{HeadRows, Online, Pair, Panel, RowSum, Stages, TileWeights
 pub const WEIGHTS_CUT_OFF: &dyn Variant = &WeightsCutOff;
 /// Weights are rounded to fp16 before they are rounded to their format.
 pub const WEIGHTS_ROUNDED_TWICE: &dyn Variant = &WeightsRoundedTwice;
+/// Weights of the forward are rounded to bf16, with their given scale, before they are rounded to their format.
+pub const WEIGHTS_THROUGH_BF16: &dyn Variant = &WeightsThroughBf16;
+/// Weights and logit gradients of the backward are rounded to bf16, with their given scales, before they are rounded to
+/// their formats.
+pub const GRADIENTS_THROUGH_BF16: &dyn Variant = &GradientsThroughBf16;
 /// A conversion to the format of weights does not saturate.
 pub const WEIGHTS_NOT_SATURATED: &dyn Variant = &WeightsNotSaturated;
 /// A row's maximum is kept while it grows by less than four binades of a weight.
@@ -57,6 +62,22 @@ kernels! {
         fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
             if pass == Pass::Forward {
                 Format::Fp16.round_all(values);
+            }
+            right::<A>().round(pass, values, format);
+        }
+    }
+    WeightsThroughBf16 {
+        fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
+            if pass == Pass::Forward {
+                Format::Bf16.round_all(values);
+            }
+            right::<A>().round(pass, values, format);
+        }
+    }
+    GradientsThroughBf16 {
+        fn round(&self, pass: Pass, values: &mut [f32], format: Format) {
+            if pass == Pass::Backward {
+                Format::Bf16.round_all(values);
             }
             right::<A>().round(pass, values, format);
         }

@@ -1,0 +1,275 @@
+//! Tier R with given scales: it holds on the emulated kernel with the sequence of cuDNN, in both passes and over several
+//! ranks, it is as sharp as the last rounding, and it sees other numerics that no other check does.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use seamproof_judge::calibrate::{Calibration, CalibrationOutcome};
+use seamproof_judge::evaluate::evaluate;
+use seamproof_judge::generate::{self, Draw};
+use seamproof_judge::ladder::Judge;
+use seamproof_judge::prelude::*;
+use seamproof_judge::profile;
+use seamproof_judge::subjects::{Fp8, Fp8Fault, Fp8Sequence, PlantedFp8, Recipe, fp8_fault};
+use seamproof_judge::values;
+use seamproof_oracle::envelope::Model;
+use seamproof_oracle::replay::Replay;
+use seamproof_oracle::{Saved, blocked};
+use seamproof_simulator::Segment;
+use seamproof_simulator::emulated::{
+    Factor, Factors, HeadRows, Pair, Right, Stages, TensorCore, Tiles, UnitArithmetic,
+};
+use seamproof_simulator::schedule::MergeOrder;
+
+/// The kernel in both passes, on which most tiles are whole.
+fn kernel() -> Fp8 {
+    let tiles = Tiles { q: 16, kv: 64 };
+    Fp8 { backward: true, sequence: Fp8Sequence::Cudnn, tiles, ..Fp8::default() }
+}
+
+/// The same kernel without a locked profile.
+struct Unlocked(Fp8);
+
+impl Backend for Unlocked {
+    fn name(&self) -> &str {
+        "unlocked"
+    }
+
+    fn declaration(&self) -> Declaration {
+        self.0.declaration()
+    }
+
+    fn inner(&self) -> Option<&dyn Backend> {
+        Some(&self.0)
+    }
+
+    fn replay(&self, _: &Problem) -> Option<Replay> {
+        None
+    }
+
+    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
+        self.0.run(problem, inputs)
+    }
+}
+
+/// Returns drawn problems with gradients.
+fn with_gradients(kernel: &Fp8, seed: u64) -> impl Iterator<Item = Problem> + use<> {
+    let table = kernel.declaration().table;
+    (0..).filter_map(move |index| match generate::draw(seed, index, &Limits::quick()) {
+        Draw::Problem(problem) => {
+            let asked = table.asked(problem);
+            let is_taken = table.refusal(&asked).is_none() && asked.pass == Pass::Backward;
+            (is_taken && asked.pairs() > 0).then_some(asked)
+        }
+        _ => None,
+    })
+}
+
+/// Defines kernels with one other stage.
+macro_rules! kernels {
+    ($($name:ident { $($stage:item)* })*) => {
+        $(
+            #[derive(Debug)]
+            struct $name;
+
+            impl<A: UnitArithmetic<f32>> Stages<f32, A> for $name {
+                $($stage)*
+            }
+        )*
+    };
+}
+
+/// Returns the right kernel.
+fn right<A: UnitArithmetic<f32>>() -> impl Stages<f32, A> {
+    Right
+}
+
+kernels! {
+    KeysFromTheLast {
+        fn tiles(
+            &self,
+            pass: Pass,
+            segment: &Segment,
+            rows: &Range<usize>,
+            keys: usize,
+            size: usize,
+        ) -> Vec<Range<usize>> {
+            let mut tiles = right::<A>().tiles(pass, segment, rows, keys, size);
+            tiles.reverse();
+            tiles
+        }
+    }
+    DotsInBf16 {
+        fn row_dots(&self, units: &A, dout: HeadRows<'_, f32>, out: HeadRows<'_, f32>) -> Vec<f32> {
+            let mut dots = right::<A>().row_dots(units, dout, out);
+            Format::Bf16.round_all(&mut dots);
+            dots
+        }
+    }
+    DpInBf16 {
+        fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<f32>) -> f32 {
+            let dp = Format::Bf16.round_f32(pair.dp);
+            right::<A>().logit_gradient(units, softmax, Pair { dp, ..pair })
+        }
+    }
+}
+
+/// Returns other numerics as an edit of the kernel's recipe.
+const fn other(id: &'static str, edit: fn(&mut Recipe)) -> Fp8Fault {
+    Fp8Fault { id, imitates: "", source: "", entries: &[], caught_by: &[], edit }
+}
+
+/// Numerics that are not those of the locked profile.
+static OTHERS: [Fp8Fault; 10] = [
+    other("a scale of weights one and a half times as large", |recipe| {
+        recipe.factors = |own| {
+            let right = Factors::of(own);
+            let Factor { scale, descale } = right.p;
+            Factors { p: Factor { scale: 1.5 * scale, descale: descale / 1.5 }, ..right }
+        };
+    }),
+    other("keys from the last tile to the first", |recipe| recipe.stages = &KeysFromTheLast),
+    other("tiles of 32 keys", |recipe| recipe.tiles.kv = 32),
+    other("D in bf16", |recipe| recipe.stages = &DotsInBf16),
+    other("dP in bf16", |recipe| recipe.stages = &DpInBf16),
+    other("dS of rounded weights", |recipe| recipe.backward.rounds_ds_weights = true),
+    other("promotion after 1 step", |recipe| recipe.promoted_after = NonZeroUsize::new(1)),
+    other("promotion after 2 steps", |recipe| recipe.promoted_after = NonZeroUsize::new(2)),
+    other("14 bits below the largest", |recipe| {
+        recipe.core = TensorCore { fraction_bits: 14, ..TensorCore::FP8 };
+    }),
+    other("sums of 25 bits", |recipe| {
+        recipe.core = TensorCore { fraction_bits: 25, result_bits: 23, ..TensorCore::FP8 };
+    }),
+];
+
+/// Faults of the catalogue that tier R alone sees.
+const OF_THE_CATALOGUE: [&str; 3] =
+    ["scaled-weights-rounded-twice", "scaled-gradients-rounded-twice", "scaled-sums-not-promoted"];
+
+/// Results of a kernel beside the right kernel's, replayed: out, dq, dk and dv.
+#[derive(Default)]
+struct Replayed {
+    /// The largest error ÷ bound.
+    worst: [f64; 4],
+    /// The number of elements whose bound is no more than 1.02 halves of a place, and of all that have one.
+    sharp: [[usize; 2]; 4],
+}
+
+/// Returns the results of a kernel beside those that are replayed.
+fn replayed(kernel: &Fp8, problem: &Problem) -> Replayed {
+    let right = Fp8 { fault: None, ..*kernel };
+    let inputs = values::inputs(problem);
+    let Judge { layouts, assemble, .. } = Judge::default();
+    let layouts = layouts(problem).expect("rows that can be dealt");
+    let ranks = kernel.run(problem, &inputs).expect("what the table takes").ranks;
+    let rank = assemble(problem, &layouts, ranks).expect("a whole result");
+    let saved = Saved { out: rank.out.mapv(f64::from), lse: rank.lse.expect("an LSE").mapv(f64::from) };
+    let model = Model::new(problem, right.declaration().arithmetic, right.partition(problem));
+    let replay = right.replay(problem).expect("a locked profile");
+    let forward = blocked::replayed_forward(problem, &inputs, &model, &replay).expect("a problem");
+    let back = blocked::replayed_backward(problem, &inputs, &saved, &model, &replay).expect("known tiles");
+    let of_forward = forward.bound.expect("bounds").worst;
+    let (got, bound) = (rank.gradients.expect("gradients"), back.bound.expect("bounds").worst);
+    let tensors = [
+        (TensorName::Out, &rank.out, &forward.exact.out, &of_forward.out),
+        (TensorName::Dq, &got.dq, &back.exact.dq, &bound.dq),
+        (TensorName::Dk, &got.dk, &back.exact.dk, &bound.dk),
+        (TensorName::Dv, &got.dv, &back.exact.dv, &bound.dv),
+    ];
+    let mut all = Replayed::default();
+    for (place, (tensor, got, exact, bound)) in tensors.into_iter().enumerate() {
+        let stored = inputs.scales.stored(problem, tensor);
+        let elements = got.iter().zip(exact).zip(bound).filter(|(_, bound)| **bound > 0.0);
+        for ((got, exact), bound) in elements {
+            assert!(bound.is_finite(), "launches that do not show all pairs");
+            all.worst[place] = all.worst[place].max((f64::from(*got) - exact).abs() / bound);
+            all.sharp[place][0] += usize::from(*bound <= 1.02 * stored.half_spacing(exact.abs()));
+            all.sharp[place][1] += 1;
+        }
+    }
+    all
+}
+
+/// Returns the largest error ÷ bound of all replayed results.
+fn worst(kernel: &Fp8, problem: &Problem) -> f64 {
+    replayed(kernel, problem).worst.into_iter().fold(0.0, f64::max)
+}
+
+/// Most bounds are the last rounding and little more. Over several ranks those of out are too, whose partial results are
+/// replayed; partial gradients are not.
+#[test]
+fn replayed_results_with_given_scales_are_as_sharp_as_their_last_rounding() {
+    for (promoted_after, least) in [(NonZeroUsize::new(1), 0.7), (NonZeroUsize::new(4), 0.7), (None, 0.0)] {
+        for (merge, is_whole) in MergeOrder::WEIGHTED.into_iter().flat_map(|of| [(of, true), (of, false)]) {
+            let kernel = Fp8 { promoted_after, merge, ..kernel() };
+            let mut sharp = [[0; 2]; 4];
+            let own = |problem: &Problem| problem.parallel.is_whole() == is_whole;
+            for problem in with_gradients(&kernel, 41).filter(own).take(60) {
+                let replayed = replayed(&kernel, &problem);
+                assert!(replayed.worst.iter().all(|worst| *worst <= 1.0), "{:?} {problem:?}", replayed.worst);
+                for (to, from) in sharp.as_flattened_mut().iter_mut().zip(replayed.sharp.as_flattened()) {
+                    *to += from;
+                }
+            }
+            let shares = sharp.map(|[sharp, all]| sharp as f64 / all as f64);
+            let known = if is_whole { &shares[..] } else { &shares[..1] };
+            assert!(known.iter().all(|share| *share >= least), "{promoted_after:?} {merge:?}: {shares:?}");
+        }
+    }
+}
+
+/// Each of other numerics passes every other check on some problem whose replay tells them apart.
+#[test]
+fn other_numerics_with_given_scales_are_seen_by_the_replay_alone() {
+    let planted = OF_THE_CATALOGUE.map(|id| fp8_fault(id).expect("a fault of the catalogue"));
+    let all = OTHERS.iter().map(PlantedFp8::Given).chain(planted);
+    for fault in all {
+        let wrong = Fp8 { fault: Some(fault), ..kernel() };
+        let is_seen = |problem: &Problem| worst(&wrong, problem) > 1.0;
+        let passes = |problem: &Problem| matches!(evaluate(&Unlocked(wrong), problem), Verdict::Pass(_));
+        let mut problems = with_gradients(&wrong, 21).take(200);
+        assert!(problems.any(|problem| is_seen(&problem) && passes(&problem)), "{}", fault.record().id);
+    }
+}
+
+#[test]
+fn the_judge_tells_numerics_with_given_scales_that_changed() {
+    for id in OF_THE_CATALOGUE {
+        let wrong = kernel().planted(fp8_fault(id).expect("a fault of the catalogue"));
+        let found =
+            with_gradients(&wrong, 21).take(100).find_map(|problem| match evaluate(&wrong, &problem) {
+                Verdict::Finding(finding) => Some(finding),
+                _ => None,
+            });
+        let finding = found.expect("a finding");
+        assert!(finding.what.contains("numerics changed"), "{finding}");
+    }
+}
+
+/// Returns what a calibration of this kernel says of so many cases.
+fn calibrated(kernel: Fp8, cases: u64) -> CalibrationOutcome {
+    let calibration = Calibration::run(|_| Ok(Box::new(kernel)), cases, 1).expect("every run succeeds");
+    calibration.outcome(Fp8Sequence::Cudnn.profile(), 1)
+}
+
+#[test]
+fn a_calibration_finds_the_locked_profile_and_no_other() {
+    let lock = profile::locked(Fp8Sequence::Cudnn.profile()).expect("a profile");
+    match calibrated(kernel(), 100) {
+        CalibrationOutcome::Unique(found) => assert_eq!(profile::Lock { cases: lock.cases, ..*found }, lock),
+        outcome => panic!("{outcome:?}"),
+    }
+    let asked = ["a scale of weights", "promotion after 1", "promotion after 2"];
+    for wrong in OTHERS.iter().filter(|other| asked.iter().any(|asked| other.id.starts_with(asked))) {
+        let wrong = Fp8 { fault: Some(PlantedFp8::Given(wrong)), ..kernel() };
+        assert_eq!(calibrated(wrong, 40), CalibrationOutcome::None);
+    }
+    // Another order is a candidate of its own, and is told.
+    let wrong = OTHERS.iter().find(|other| other.id.starts_with("keys from")).expect("one of them");
+    let wrong = Fp8 { fault: Some(PlantedFp8::Given(wrong)), tiles: Tiles { q: 16, kv: 16 }, ..kernel() };
+    match calibrated(wrong, 60) {
+        CalibrationOutcome::Unique(found) => assert_ne!(found.kv_order, lock.kv_order),
+        outcome => panic!("{outcome:?}"),
+    }
+}
