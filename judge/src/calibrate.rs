@@ -6,7 +6,8 @@
 //! everything, it is a profile worth locking. If none does, the subject is judged by tiers W and T alone. Where the
 //! cases show why no profile is possible, the outcome says so ([`Unlockable`]).
 //!
-//! The order of merging partial results changes bounds alone: of out by its merges, and of gradients by their sums.
+//! The order of merging partial results changes bounds alone: of out by its merges, and of gradients by their sums. With
+//! given scales partial results are codes, whose order is the declared one.
 //! The bounds of the orders are nested. Several candidates may explain everything and differ in their order alone. The
 //! profile is then the tightest of them: results kept in f32, then what the subject declares, then results rounded to
 //! their own format. Both passes of a candidate have one order. The source of D and
@@ -25,7 +26,7 @@ use rayon::prelude::*;
 use seamproof_oracle::envelope::{
     Arithmetic, Delta, DsWeights, GroupSums, Joints, KeyOrder, NumericProfile, TileFactor, WeightRounding,
 };
-use seamproof_oracle::{InputMode, Pass, Problem};
+use seamproof_oracle::{InputMode, Pass, Problem, Quantity};
 use seamproof_simulator::schedule::MergeOrder;
 use serde::Serialize;
 
@@ -339,7 +340,9 @@ impl Calibration {
         let tile = trial.declared_tile();
         let others =
             MergeOrder::WEIGHTED.into_iter().filter_map(|order| Some((order, trial.other_joints(order)?)));
-        let others: BTreeMap<MergeOrder, Joints> = others.collect();
+        // Codes of partial gradients have bounds too wide to tell a wrong order, so that theirs is the declared one.
+        let has_codes = Quantity::Out.is_given(&problem.precision);
+        let others: BTreeMap<MergeOrder, Joints> = others.filter(|_| !has_codes).collect();
         let mut replays = Replays { trial: &trial, forward: Vec::new(), backward: Vec::new() };
         let (mut forward, mut backward) = (BTreeMap::new(), BTreeMap::new());
         for facts in ForwardFacts::all() {

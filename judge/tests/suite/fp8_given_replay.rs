@@ -152,6 +152,8 @@ const OF_THE_CATALOGUE: [&str; 3] =
 struct Replayed {
     /// The largest error ÷ bound.
     worst: [f64; 4],
+    /// The largest error past half a place, relative to what the bound has past that.
+    past: f64,
     /// The number of elements whose bound is no more than 1.02 halves of a place, and of all that have one.
     sharp: [[usize; 2]; 4],
 }
@@ -183,8 +185,10 @@ fn replayed(kernel: &Fp8, problem: &Problem) -> Replayed {
         let elements = got.iter().zip(exact).zip(bound).filter(|(_, bound)| **bound > 0.0);
         for ((got, exact), bound) in elements {
             assert!(bound.is_finite(), "launches that do not show all pairs");
-            all.worst[place] = all.worst[place].max((f64::from(*got) - exact).abs() / bound);
-            all.sharp[place][0] += usize::from(*bound <= 1.02 * stored.half_spacing(exact.abs()));
+            let (error, half) = ((f64::from(*got) - exact).abs(), stored.half_spacing(exact.abs()));
+            all.worst[place] = all.worst[place].max(error / bound);
+            all.past = all.past.max((error - half) / (bound - half));
+            all.sharp[place][0] += usize::from(*bound <= 1.02 * half);
             all.sharp[place][1] += 1;
         }
     }
@@ -203,15 +207,17 @@ fn replayed_results_with_given_scales_are_as_sharp_as_their_last_rounding() {
     for (promoted_after, least) in [(NonZeroUsize::new(1), 0.7), (NonZeroUsize::new(4), 0.7), (None, 0.0)] {
         for (merge, is_whole) in MergeOrder::WEIGHTED.into_iter().flat_map(|of| [(of, true), (of, false)]) {
             let kernel = Fp8 { promoted_after, merge, ..kernel() };
-            let mut sharp = [[0; 2]; 4];
+            let (mut sharp, mut past) = ([[0; 2]; 4], 0.0f64);
             let own = |problem: &Problem| problem.parallel.is_whole() == is_whole;
             for problem in with_gradients(&kernel, 41).filter(own).take(60) {
                 let replayed = replayed(&kernel, &problem);
                 assert!(replayed.worst.iter().all(|worst| *worst <= 1.0), "{:?} {problem:?}", replayed.worst);
+                past = past.max(replayed.past);
                 for (to, from) in sharp.as_flattened_mut().iter_mut().zip(replayed.sharp.as_flattened()) {
                     *to += from;
                 }
             }
+            assert!(past > 0.3 && past <= 1.0, "{promoted_after:?} {merge:?}: {past}");
             let shares = sharp.map(|[sharp, all]| sharp as f64 / all as f64);
             let known = if is_whole { &shares[..] } else { &shares[..1] };
             assert!(known.iter().all(|share| *share >= least), "{promoted_after:?} {merge:?}: {shares:?}");
@@ -247,9 +253,11 @@ fn the_judge_tells_numerics_with_given_scales_that_changed() {
     }
 }
 
-/// Returns what a calibration of this kernel says of so many cases.
+/// Returns what a calibration of this kernel in both orders of merging says of so many cases.
 fn calibrated(kernel: Fp8, cases: u64) -> CalibrationOutcome {
-    let calibration = Calibration::run(|_| Ok(Box::new(kernel)), cases, 1).expect("every run succeeds");
+    let instance = |index: u64| Fp8 { merge: MergeOrder::WEIGHTED[index as usize % 2], ..kernel };
+    let calibration =
+        Calibration::run(|index| Ok(Box::new(instance(index))), cases, 1).expect("every run succeeds");
     calibration.outcome(Fp8Sequence::Cudnn.profile(), 1)
 }
 
