@@ -134,7 +134,8 @@ impl AmaxOracle {
             // An exponential, the reciprocal of a sum, and products with them.
             let own = EXP_ERROR + 8.0 * F32_ROUNDOFF;
             let exponent = libm::expm1((lse[[head, row]] + logits[head]).min(EXPONENT_MAX));
-            range.add(*weight, weight * (exponent + own));
+            // Where an exponential falls below the range of f32, nothing is left of it.
+            range.add(*weight, weight * (exponent + own) + self.model.flushed(*weight));
         }
         range
     }

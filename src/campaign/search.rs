@@ -141,8 +141,11 @@ impl<'a> Search<'a> {
             (Verdict::Finding(own), _) => Judged::Own(Box::new(record(case, *own))),
             (_, Err(what)) => Judged::Infrastructure(what),
             (_, Ok(true)) => Judged::Failed(Box::new(record(failed, finding))),
-            // The fault may show on the second problem of an identity alone. Then nothing is to be said.
-            (_, Ok(false)) if asks_another_problem(&finding) => Judged::Held(Box::default()),
+            // The fault may show on the second problem of an identity alone, and a wrong call's exact answer may be right while
+            // its launches round otherwise than the right call's. Then nothing is to be said.
+            (_, Ok(false)) if asks_another_problem(&finding) || finding.is_of_replay() => {
+                Judged::Held(Box::default())
+            }
             (_, Ok(false)) => Judged::Own(Box::new(record(case, finding))),
         }
     }

@@ -36,7 +36,8 @@ Examples:
   seamproof faults --score --quick --html power.html
                                                   the same as a page: a matrix of faults and rungs
   seamproof faults --score --only merge-twice --seeds 1
-  seamproof faults --gpu --score --quick          the faults in kernels, on a Hopper GPU
+  seamproof faults --gpu --score --quick --workers 16
+                                                  the faults in kernels, on a Hopper GPU
   seamproof faults --score --quick --backend cuda
                                                   the faults at the call, on the kernels of a Hopper GPU as they are:
                                                   called wrongly, they answer with their own rounding

@@ -145,7 +145,7 @@ fn every_schedule_gives_the_bits_of_the_cpu_device() {
 fn a_fault_in_a_kernel_is_found() {
     Command::cargo_bin("seamproof")
         .unwrap()
-        .args(["faults", "--gpu", "--score", "--quick"])
+        .args(["faults", "--gpu", "--score", "--quick", "--workers", "16"])
         .assert()
         .success();
 }

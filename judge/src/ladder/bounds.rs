@@ -258,14 +258,23 @@ impl Comparison<'_> {
     }
 }
 
+/// The words for an error past tier R's bound.
+const REPLAYED: &str =
+    "numerics changed since the profile was locked: further from the replayed value than near-ties explain";
+
+impl Finding {
+    /// Whether a result is only not what a replay of the subject's roundings gives.
+    pub fn is_of_replay(&self) -> bool {
+        self.check == Check::Envelope && self.what.contains(REPLAYED)
+    }
+}
+
 /// Returns the words for an error past a tier's bound.
 pub fn wording(tier: Tier) -> &'static str {
     match tier {
         Tier::W => "further from the exact value than rounding explains",
         Tier::T => "further from the exact value than the roundings of dithered inputs explain (tier T)",
-        Tier::R => {
-            "numerics changed since the profile was locked: further from the replayed value than near-ties explain"
-        }
+        Tier::R => REPLAYED,
     }
 }
 

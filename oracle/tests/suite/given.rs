@@ -5,7 +5,7 @@ use crate::common::{Draws, random, scaled};
 use seamproof_oracle::amax::{AmaxOracle, Range};
 use seamproof_oracle::envelope::{Arithmetic, DsFold, Partition};
 use seamproof_oracle::{
-    Element, Format, Inputs, OwnScales, Problem, ProblemFields, Quantity, Saved, Scaling, TensorName,
+    Element, Format, Inputs, OwnScales, Problem, ProblemFields, Quantity, Saved, Scaling, Sink, TensorName,
     blocked, exact,
 };
 
@@ -86,4 +86,29 @@ fn the_range_of_an_amax_has_the_exact_one() {
         }
     }
     assert!(bounded > 100, "{bounded}");
+}
+
+/// Test that a weight below the range of f32, beside a sink that takes the row, may have become nothing.
+#[test]
+fn a_weight_below_the_range_of_f32_may_be_gone() {
+    let mut gone = 0;
+    for seed in 0..40 {
+        let [(narrow, mut inputs), _] = drawn(seed, 1.0);
+        let mut fields = ProblemFields::from(narrow);
+        fields.softmax.sink = Sink::OffByOne;
+        let narrow = Problem::new(fields).expect("a problem");
+        inputs.sink = ndarray::Array1::zeros(0);
+        for number in [1.0, 2.0, 4.0, 8.0, 16.0, 32.0] {
+            (inputs.q.fill(number), inputs.k.fill(-number));
+            let (arithmetic, partition) = (Arithmetic::default(), Partition::single(8, 8));
+            let oracle = AmaxOracle::new(&narrow, &inputs, arithmetic, partition).expect("a problem");
+            let (_, range) = oracle.forward()[0];
+            assert!(range.least <= range.exact && range.exact <= range.most);
+            if range.exact < f64::from(f32::MIN_POSITIVE) {
+                assert_eq!(range.least, 0.0, "{seed}: {range:?}");
+                gone += usize::from(range.exact > 0.0);
+            }
+        }
+    }
+    assert!(gone > 5, "{gone}");
 }
