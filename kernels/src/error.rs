@@ -73,6 +73,9 @@ pub enum KernelError {
         /// The registers that its source relies on.
         needed: u32,
     },
+    /// An edited source was not built when one of its kernels was launched. Nothing was launched.
+    #[error("{0}")]
+    NotBuilt(String),
     /// The driver is not installed.
     #[error("no NVIDIA driver (libcuda) was found; this needs a machine with a Hopper GPU")]
     DriverMissing,

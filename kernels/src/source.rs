@@ -158,7 +158,7 @@ impl Source {
     /// Returns the source as it is built, without the edit that plants a fault.
     pub(crate) fn as_built(&self) -> Source {
         let is_it = |built: &Source| built.file == self.file && built.options == self.options;
-        let built = sources().into_iter().filter(|_| self.planted).find(is_it);
+        let built = if self.planted { sources().into_iter().find(is_it) } else { None };
         built.unwrap_or_else(|| self.clone())
     }
 

@@ -272,8 +272,8 @@ const PROFILED: &str = "sequence";
 /// Returns the name of the numeric profile of a subject with these fixed options; `None` where a profile holds for others
 /// too.
 pub fn profile_name(name: &str, fixed: &Options) -> Option<String> {
-    let base = SubjectName::from(name).base;
-    match (base == Fp8::NAME, fixed.get(PROFILED)) {
+    let SubjectName { base, planted, .. } = SubjectName::from(name);
+    match (base == Fp8::NAME && planted.is_none(), fixed.get(PROFILED)) {
         (true, Some(_)) if fixed.len() == 1 => {
             Some(Fp8::from_options(fixed).ok()?.sequence.profile().to_owned())
         }

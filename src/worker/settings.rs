@@ -64,7 +64,8 @@ pub(crate) fn own_program() -> PathBuf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// Time from the worker's start, or from the request to open another subject, until the subject is open. A driver
-    /// and a device are set up in it, and kernels may be compiled.
+    /// and a device are set up in it, and kernels may be compiled. Those with a planted fault are compiled when they are
+    /// launched.
     pub start: Duration,
     /// Time from a request until its inputs are on the device.
     pub upload: Duration,

@@ -433,7 +433,7 @@ impl Fp8 {
 
     /// Returns the kernel with the options `q_tile` and `kv_tile` (each 1 to 4096), `weight_exponent` (0 to 8),
     /// `promoted_after` (`never`, or 1 to 4096 steps), `merge` (`running` or `deferred`), `order`, `pass` (`forward` or
-    /// `both`), and `sequence` (`flash-attention-3` or `cudnn`, to which `weight_exponent` and `merge` say nothing). The
+    /// `both`), and `sequence` (`flash-attention-3` or `cudnn`, to which `weight_exponent` says nothing). The
     /// defaults are 4, 64, 8, 4, `running`, 0, `forward` and `flash-attention-3`.
     pub fn from_options(options: &Options) -> Result<Fp8, OptionError> {
         let mut kernel = Fp8::default();

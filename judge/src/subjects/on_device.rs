@@ -107,7 +107,10 @@ fn run_phases<D: Device<Real = f32>>(
 
 fn not_executed(error: ExecuteError) -> RunError {
     match error {
-        ExecuteError::Device { error: error @ DeviceError::OutOfMemory(_), .. }
+        ExecuteError::Device {
+            error: error @ (DeviceError::OutOfMemory(_) | DeviceError::NotBuilt(_)),
+            ..
+        }
         | ExecuteError::Divided(error) => failed(error),
         error => RunError::Crash(error.to_string()),
     }
@@ -116,6 +119,8 @@ fn not_executed(error: ExecuteError) -> RunError {
 fn failed(error: DeviceError) -> RunError {
     match error {
         DeviceError::OutOfMemory(what) => RunError::OutOfMemory(what),
+        // That says nothing about the subject.
+        DeviceError::NotBuilt(what) => RunError::Infrastructure(what),
         error => RunError::Crash(error.to_string()),
     }
 }

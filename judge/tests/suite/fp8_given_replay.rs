@@ -14,7 +14,7 @@ use seamproof_judge::subjects::{Fp8, Fp8Fault, Fp8Sequence, PlantedFp8, Recipe, 
 use seamproof_judge::values;
 use seamproof_oracle::envelope::Model;
 use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Saved, blocked};
+use seamproof_oracle::{Saved, Stored, blocked};
 use seamproof_simulator::Segment;
 use seamproof_simulator::emulated::{
     Factor, Factors, HeadRows, Pair, Right, Stages, TensorCore, Tiles, UnitArithmetic,
@@ -152,9 +152,9 @@ const OF_THE_CATALOGUE: [&str; 3] =
 struct Replayed {
     /// The largest error ÷ bound.
     worst: [f64; 4],
-    /// The largest error past half a place, relative to what the bound has past that.
+    /// The largest error past the last rounding, relative to what the bound has past that.
     past: f64,
-    /// The number of elements whose bound is no more than 1.02 halves of a place, and of all that have one.
+    /// The number of elements whose bound is no more than 1.02 times the last rounding, and of all that have one.
     sharp: [[usize; 2]; 4],
 }
 
@@ -181,7 +181,8 @@ fn replayed(kernel: &Fp8, problem: &Problem) -> Replayed {
     ];
     let mut all = Replayed::default();
     for (place, (tensor, got, exact, bound)) in tensors.into_iter().enumerate() {
-        let stored = inputs.scales.stored(problem, tensor);
+        let stored =
+            Stored { through: model.stored(tensor).through, ..inputs.scales.stored(problem, tensor) };
         let elements = got.iter().zip(exact).zip(bound).filter(|(_, bound)| **bound > 0.0);
         for ((got, exact), bound) in elements {
             assert!(bound.is_finite(), "launches that do not show all pairs");
@@ -200,7 +201,7 @@ fn worst(kernel: &Fp8, problem: &Problem) -> f64 {
     replayed(kernel, problem).worst.into_iter().fold(0.0, f64::max)
 }
 
-/// Most bounds are the last rounding and little more. Over several ranks those of out are too, whose partial results are
+/// Most bounds are the last rounding and little more, with that to bf16 before it where there is one. Over several ranks those of out are too, whose partial results are
 /// replayed; partial gradients are not.
 #[test]
 fn replayed_results_with_given_scales_are_as_sharp_as_their_last_rounding() {

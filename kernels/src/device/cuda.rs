@@ -58,6 +58,7 @@ pub(super) fn failed(error: KernelError) -> DeviceError {
     match error {
         KernelError::Shape(what) => DeviceError::Shape(what),
         error @ KernelError::OutOfMemory { .. } => DeviceError::OutOfMemory(error.to_string()),
+        KernelError::NotBuilt(what) => DeviceError::NotBuilt(what),
         error => DeviceError::Failed(error.to_string()),
     }
 }

@@ -3,7 +3,7 @@
 //! The machine code of an edit, which plants a fault, is made when one of its kernels is first launched. A file has up
 //! to 13 instances, each takes seconds to compile, and a fault shows after few launches of one or two.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
@@ -20,7 +20,8 @@ pub(super) struct Code {
     context: Arc<CudaContext>,
     cache: Cache,
     source: Source,
-    module: Mutex<Option<Arc<CudaModule>>>,
+    /// The code, or why there is none.
+    module: OnceLock<Result<Arc<CudaModule>, String>>,
 }
 
 impl Code {
@@ -30,21 +31,28 @@ impl Code {
             context: Arc::clone(context),
             cache: cache.clone(),
             source: source.clone(),
-            module: Mutex::default(),
+            module: OnceLock::new(),
         }
     }
 
-    /// Returns the code as it was compiled, or as it is compiled now. It is loaded once: who asks meanwhile waits.
-    pub(super) fn module(&self, compiled: Option<Compiled>) -> Result<Arc<CudaModule>, KernelError> {
-        let mut module = self.module.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = &*module {
-            return Ok(Arc::clone(loaded));
-        }
-        let compiled = compiled.map_or_else(|| Ok(self.cache.get(&self.source)?.0), Ok)?;
+    /// Loads the code as it was compiled.
+    pub(super) fn load(&self, compiled: Compiled) -> Result<(), KernelError> {
+        let loaded = self.loaded(compiled)?;
+        self.module.get_or_init(|| Ok(loaded));
+        Ok(())
+    }
+
+    /// Returns the code. The first call compiles and loads it, others wait meanwhile, and a failure stays.
+    fn module(&self) -> Result<Arc<CudaModule>, KernelError> {
+        let made = || self.cache.get(&self.source).and_then(|(compiled, _)| self.loaded(compiled));
+        let module = self.module.get_or_init(|| made().map_err(|error| error.to_string()));
+        module.clone().map_err(KernelError::NotBuilt)
+    }
+
+    fn loaded(&self, compiled: Compiled) -> Result<Arc<CudaModule>, KernelError> {
         nvrtc::check_registers(&compiled.log)?;
         let loaded = self.context.load_module(Ptx::from_binary(compiled.cubin));
-        let loaded = loaded.map_err(failed(&format!("load {}", self.source.file)))?;
-        Ok(Arc::clone(module.insert(loaded)))
+        loaded.map_err(failed(&format!("load {}", self.source.file)))
     }
 }
 
@@ -67,7 +75,7 @@ impl Function {
         if let Some(loaded) = self.loaded.get() {
             return Ok(loaded);
         }
-        let function = self.code.module(None)?.load_function(&self.name).map_err(failed(&self.name))?;
+        let function = self.code.module()?.load_function(&self.name).map_err(failed(&self.name))?;
         Ok(self.loaded.get_or_init(|| function))
     }
 }

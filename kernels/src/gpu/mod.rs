@@ -177,7 +177,7 @@ impl Gpu {
     }
 
     /// Opens a GPU and loads the kernels of these sources. A planted fault is an edit of a source's text, which is
-    /// compiled and loaded with the first launch of one of its kernels.
+    /// compiled and loaded with the first launch of one of its kernels; [`Gpu::record`] cannot do that.
     pub fn with_sources(ordinal: usize, cache: &Cache, sources: &[Source]) -> Result<Gpu, KernelError> {
         let context = open_context(ordinal)?;
         // SAFETY: streams wait for one another where they are told to, and no event need follow a buffer.
@@ -191,7 +191,7 @@ impl Gpu {
                 nvrtc::resources(&compiled.log).into_iter().map(|kernel| kernel.kernel).collect();
             let code = Arc::new(Code::of(&context, cache, source));
             if !source.planted {
-                code.module(Some(compiled))?;
+                code.load(compiled)?;
             }
             for name in names {
                 let function = Function::of(&code, &name);

@@ -254,9 +254,10 @@ impl Tile {
         let sink = row.sink.filter(|_| !model.merges());
         let mut weighed = Vec::new();
         let mut bases = Bases::default();
-        errors.is_known[local] &= partial.is_none() || Model::knows_shares(sum_error);
-        for Walked { keys: launch, makes_code } in walk {
-            let is_code = |_: &&mut &mut PartialOut| *makes_code;
+        // The out of each launch becomes a code, or nothing is known of the row.
+        let are_codes = || walk.iter().all(|launch| launch.makes_code) && Model::knows_shares(sum_error);
+        errors.is_known[local] &= partial.is_none() || are_codes();
+        for Walked { keys: launch, .. } in walk {
             // Weights are rounded below.
             let launch_sum: f64 = launch.iter().map(|met| weights[met.key - self.keys.start]).sum();
             let seen = || launch.iter().map(|met| logits[met.key - self.keys.start]);
@@ -299,7 +300,7 @@ impl Tile {
                         left[key - start] += model.apart(steps) * model.weight_factor(2.0 * most, row.sum);
                     };
                     let shared = (profile.kv_tile.max(1), *share / model.weight_scale());
-                    let to = match partial.as_mut().filter(is_code) {
+                    let to = match &mut partial {
                         Some(partial) => partial.sums.view_mut(),
                         None => numerators.row_mut(local),
                     };
@@ -307,16 +308,14 @@ impl Tile {
                 }
             }
             let columns = || launch.iter().map(|met| met.key - self.keys.start);
-            if let (None, Some(numerators), Some(PartialOut { values: [values, _], sums, .. })) =
-                (codes, &mut self.numerators, &mut partial)
-            {
-                // Sums in f64 stand in for the unit's.
-                let mut to = if *makes_code { sums.view_mut() } else { numerators.row_mut(local) };
-                columns().for_each(|column| to.scaled_add(weights[column], &values.row(column)));
-            }
             if let (Some(partial), Some(numerators), Some(of_codes)) =
-                (partial.as_mut().filter(is_code), &mut self.numerators, &mut errors.codes)
+                (&mut partial, &mut self.numerators, &mut errors.codes)
             {
+                if codes.is_none() {
+                    // Sums in f64 stand in for the unit's.
+                    let PartialOut { values: [values, _], sums, .. } = &mut **partial;
+                    columns().for_each(|column| sums.scaled_add(weights[column], &values.row(column)));
+                }
                 let of_launch = (model, row, [launch_sum, sum_error]);
                 let to = [numerators.row_mut(local), of_codes.row_mut(local)];
                 partial.add_to(of_launch, (columns(), left), to);

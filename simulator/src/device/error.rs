@@ -13,6 +13,9 @@ pub enum DeviceError {
     /// The device has no memory left for the request.
     #[error("the device is out of memory: {0}")]
     OutOfMemory(String),
+    /// The device has no kernel for the request, since it could not be built.
+    #[error("a kernel could not be built: {0}")]
+    NotBuilt(String),
     /// The device itself failed, and everything that it held is lost.
     #[error("the device failed: {0}")]
     Failed(String),

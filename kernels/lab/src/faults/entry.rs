@@ -220,7 +220,7 @@ pub(super) const WALKING_BY_TURNS: Launched = Launched::Walking(Walks::ByTurns);
 pub(super) const FEW_BLOCKS_IN_FP8: Launched = Launched::Fp8InOneBlock(Fp8Shape::Short);
 /// Faults of the backward in FP8 show behind a forward in any shape.
 pub(super) const BACKWARD_IN_FP8: Launched = Launched::Fp8Backward;
-/// Faults of the forward in FP8 show in its long shape, and those of how a block is added to the sum of others where there
-/// are three.
+/// Faults of the forward in FP8 show in its long shape.
 pub(super) const IN_FP8: Launched = Launched::Fp8(Fp8Shape::Long);
+/// Faults of how a block is added to the sum of others show where there are three.
 pub(super) const LONG_ROWS_IN_FP8: Launched = Launched::Fp8LongRows;
