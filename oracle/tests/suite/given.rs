@@ -99,7 +99,8 @@ fn a_weight_below_the_range_of_f32_may_be_gone() {
         let narrow = Problem::new(fields).expect("a problem");
         inputs.sink = ndarray::Array1::zeros(0);
         for number in [1.0, 2.0, 4.0, 8.0, 16.0, 32.0] {
-            (inputs.q.fill(number), inputs.k.fill(-number));
+            inputs.q.fill(number);
+            inputs.k.fill(-number);
             let (arithmetic, partition) = (Arithmetic::default(), Partition::single(8, 8));
             let oracle = AmaxOracle::new(&narrow, &inputs, arithmetic, partition).expect("a problem");
             let (_, range) = oracle.forward()[0];
