@@ -160,7 +160,6 @@ pub(crate) fn of_head<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::envelope::{Delta, DsWeights, GroupSums, WeightRounding};
 
     const ALL: Band = Band { lo: None, hi: None };
 
@@ -174,18 +173,7 @@ mod tests {
     }
 
     fn profile() -> NumericProfile {
-        NumericProfile {
-            rounds_weights: true,
-            scales_logit_gradients: false,
-            scales_queries: false,
-            weights: WeightRounding::BeforeNormalisation,
-            delta: Delta::StoredOut,
-            group_sums: GroupSums::F32,
-            ds_weights: DsWeights::Unrounded,
-            kv_tile: 2,
-            kv_order: KeyOrder::Ascending,
-            tile_factor: None,
-        }
+        NumericProfile { kv_tile: 2, ..NumericProfile::of_tests() }
     }
 
     /// Returns the positions of the keys of a walk.

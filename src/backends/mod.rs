@@ -283,9 +283,8 @@ pub fn profile_name(name: &str, fixed: &Options) -> Option<String> {
 
 /// Returns a case's options, of instances that have one profile: what is not fixed of the option that names a profile is
 /// that of the subject's name alone.
-pub fn with_one_profile(name: &str, fixed: &Options, options: Options) -> Options {
+pub fn with_one_profile(name: &str, fixed: &Options, mut options: Options) -> Options {
     let base = SubjectName::from(name).base;
-    let mut options = options;
     if base == Fp8::NAME && !fixed.contains_key(PROFILED) {
         options.insert(PROFILED.to_owned(), Fp8Sequence::default().name().to_owned());
     }

@@ -168,18 +168,12 @@ impl Suspect {
                 Launched::Walking(walks) => {
                     backends::on_gpu(fault, Cuda { walks: Some(walks), ..cuda(seed, LONG) })
                 }
-                Launched::Fp8(shape) => {
-                    backends::fp8_on_gpu(fault, CudaFp8 { shape: Some(shape), ..CudaFp8::default() })
-                }
+                Launched::Fp8(shape) => backends::fp8_on_gpu(fault, fp8_forward(shape)),
                 Launched::Fp8InOneBlock(shape) => {
                     let scheduled = Cuda { blocks: Some(NonZeroUsize::MIN), ..Cuda::default() };
-                    let cuda = CudaFp8 { shape: Some(shape), scheduled, ..CudaFp8::default() };
-                    backends::fp8_on_gpu(fault, cuda)
+                    backends::fp8_on_gpu(fault, CudaFp8 { scheduled, ..fp8_forward(shape) })
                 }
-                Launched::Fp8LongRows => {
-                    let shape = Some(Fp8Shape::Long);
-                    backends::fp8_on_gpu(fault, CudaFp8 { shape, ..CudaFp8::default() })
-                }
+                Launched::Fp8LongRows => backends::fp8_on_gpu(fault, fp8_forward(Fp8Shape::Long)),
                 Launched::Fp8Backward => backends::fp8_on_gpu(fault, fp8_backward()),
             },
             Suspect::Fp8(fault) => Box::new(in_fp8(*fault)),
@@ -283,6 +277,10 @@ const LONG: AttentionKernels = AttentionKernels::Of(TileShape::Long);
 
 fn cuda(order: u64, attention: AttentionKernels) -> Cuda {
     Cuda { order, helpers: false, attention, ..Cuda::default() }
+}
+
+fn fp8_forward(shape: Fp8Shape) -> CudaFp8 {
+    CudaFp8 { shape: Some(shape), ..CudaFp8::default() }
 }
 
 fn fp8_backward() -> CudaFp8 {

@@ -6,82 +6,20 @@ use std::ops::Range;
 
 use seamproof_judge::calibrate::{Calibration, CalibrationOutcome};
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::generate::{self, Draw};
-use seamproof_judge::ladder::Judge;
 use seamproof_judge::prelude::*;
 use seamproof_judge::profile;
-use seamproof_judge::subjects::{Fp8, Fp8Fault, Fp8Sequence, PlantedFp8, Recipe, fp8_fault};
-use seamproof_judge::values;
-use seamproof_oracle::envelope::Model;
-use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Saved, Stored, blocked};
+use seamproof_judge::subjects::{Fp8, Fp8Fault, Fp8Sequence, PlantedFp8, fp8_fault};
+use seamproof_oracle::{Stored, blocked};
 use seamproof_simulator::Segment;
-use seamproof_simulator::emulated::{
-    Factor, Factors, HeadRows, Pair, Right, Stages, TensorCore, Tiles, UnitArithmetic,
-};
+use seamproof_simulator::emulated::{Factor, Factors, Stages, Tiles, UnitArithmetic};
 use seamproof_simulator::schedule::MergeOrder;
+
+use crate::fp8_others::{OF_ANY_SEQUENCE, Ran, Unlocked, kernels, other, right, with_gradients};
 
 /// The kernel in both passes, on which most tiles are whole.
 fn kernel() -> Fp8 {
     let tiles = Tiles { q: 16, kv: 64 };
     Fp8 { backward: true, sequence: Fp8Sequence::Cudnn, tiles, ..Fp8::default() }
-}
-
-/// The same kernel without a locked profile.
-struct Unlocked(Fp8);
-
-impl Backend for Unlocked {
-    fn name(&self) -> &str {
-        "unlocked"
-    }
-
-    fn declaration(&self) -> Declaration {
-        self.0.declaration()
-    }
-
-    fn inner(&self) -> Option<&dyn Backend> {
-        Some(&self.0)
-    }
-
-    fn replay(&self, _: &Problem) -> Option<Replay> {
-        None
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.0.run(problem, inputs)
-    }
-}
-
-/// Returns drawn problems with gradients.
-fn with_gradients(kernel: &Fp8, seed: u64) -> impl Iterator<Item = Problem> + use<> {
-    let table = kernel.declaration().table;
-    (0..).filter_map(move |index| match generate::draw(seed, index, &Limits::quick()) {
-        Draw::Problem(problem) => {
-            let asked = table.asked(problem);
-            let is_taken = table.refusal(&asked).is_none() && asked.pass == Pass::Backward;
-            (is_taken && asked.pairs() > 0).then_some(asked)
-        }
-        _ => None,
-    })
-}
-
-/// Defines kernels with one other stage.
-macro_rules! kernels {
-    ($($name:ident { $($stage:item)* })*) => {
-        $(
-            #[derive(Debug)]
-            struct $name;
-
-            impl<A: UnitArithmetic<f32>> Stages<f32, A> for $name {
-                $($stage)*
-            }
-        )*
-    };
-}
-
-/// Returns the right kernel.
-fn right<A: UnitArithmetic<f32>>() -> impl Stages<f32, A> {
-    Right
 }
 
 kernels! {
@@ -99,28 +37,10 @@ kernels! {
             tiles
         }
     }
-    DotsInBf16 {
-        fn row_dots(&self, units: &A, dout: HeadRows<'_, f32>, out: HeadRows<'_, f32>) -> Vec<f32> {
-            let mut dots = right::<A>().row_dots(units, dout, out);
-            Format::Bf16.round_all(&mut dots);
-            dots
-        }
-    }
-    DpInBf16 {
-        fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<f32>) -> f32 {
-            let dp = Format::Bf16.round_f32(pair.dp);
-            right::<A>().logit_gradient(units, softmax, Pair { dp, ..pair })
-        }
-    }
 }
 
-/// Returns other numerics as an edit of the kernel's recipe.
-const fn other(id: &'static str, edit: fn(&mut Recipe)) -> Fp8Fault {
-    Fp8Fault { id, imitates: "", source: "", entries: &[], caught_by: &[], edit }
-}
-
-/// Numerics that are not those of the locked profile.
-static OTHERS: [Fp8Fault; 10] = [
+/// Numerics that are not those of the locked profile, besides [`OF_ANY_SEQUENCE`].
+static OTHERS: [Fp8Fault; 2] = [
     other("a scale of weights one and a half times as large", |recipe| {
         recipe.factors = |own| {
             let right = Factors::of(own);
@@ -129,19 +49,11 @@ static OTHERS: [Fp8Fault; 10] = [
         };
     }),
     other("keys from the last tile to the first", |recipe| recipe.stages = &KeysFromTheLast),
-    other("tiles of 32 keys", |recipe| recipe.tiles.kv = 32),
-    other("D in bf16", |recipe| recipe.stages = &DotsInBf16),
-    other("dP in bf16", |recipe| recipe.stages = &DpInBf16),
-    other("dS of rounded weights", |recipe| recipe.backward.rounds_ds_weights = true),
-    other("promotion after 1 step", |recipe| recipe.promoted_after = NonZeroUsize::new(1)),
-    other("promotion after 2 steps", |recipe| recipe.promoted_after = NonZeroUsize::new(2)),
-    other("14 bits below the largest", |recipe| {
-        recipe.core = TensorCore { fraction_bits: 14, ..TensorCore::FP8 };
-    }),
-    other("sums of 25 bits", |recipe| {
-        recipe.core = TensorCore { fraction_bits: 25, result_bits: 23, ..TensorCore::FP8 };
-    }),
 ];
+
+fn others() -> impl Iterator<Item = &'static Fp8Fault> {
+    OTHERS.iter().chain(&OF_ANY_SEQUENCE)
+}
 
 /// Faults of the catalogue that tier R alone sees.
 const OF_THE_CATALOGUE: [&str; 3] =
@@ -160,15 +72,7 @@ struct Replayed {
 
 /// Returns the results of a kernel beside those that are replayed.
 fn replayed(kernel: &Fp8, problem: &Problem) -> Replayed {
-    let right = Fp8 { fault: None, ..*kernel };
-    let inputs = values::inputs(problem);
-    let Judge { layouts, assemble, .. } = Judge::default();
-    let layouts = layouts(problem).expect("rows that can be dealt");
-    let ranks = kernel.run(problem, &inputs).expect("what the table takes").ranks;
-    let rank = assemble(problem, &layouts, ranks).expect("a whole result");
-    let saved = Saved { out: rank.out.mapv(f64::from), lse: rank.lse.expect("an LSE").mapv(f64::from) };
-    let model = Model::new(problem, right.declaration().arithmetic, right.partition(problem));
-    let replay = right.replay(problem).expect("a locked profile");
+    let Ran { inputs, rank, saved, model, replay } = Ran::new(kernel, problem);
     let forward = blocked::replayed_forward(problem, &inputs, &model, &replay).expect("a problem");
     let back = blocked::replayed_backward(problem, &inputs, &saved, &model, &replay).expect("known tiles");
     let of_forward = forward.bound.expect("bounds").worst;
@@ -230,7 +134,7 @@ fn replayed_results_with_given_scales_are_as_sharp_as_their_last_rounding() {
 #[test]
 fn other_numerics_with_given_scales_are_seen_by_the_replay_alone() {
     let planted = OF_THE_CATALOGUE.map(|id| fp8_fault(id).expect("a fault of the catalogue"));
-    let all = OTHERS.iter().map(PlantedFp8::Given).chain(planted);
+    let all = others().map(PlantedFp8::Given).chain(planted);
     for fault in all {
         let wrong = Fp8 { fault: Some(fault), ..kernel() };
         let is_seen = |problem: &Problem| worst(&wrong, problem) > 1.0;
@@ -270,12 +174,12 @@ fn a_calibration_finds_the_locked_profile_and_no_other() {
         outcome => panic!("{outcome:?}"),
     }
     let asked = ["a scale of weights", "promotion after 1", "promotion after 2"];
-    for wrong in OTHERS.iter().filter(|other| asked.iter().any(|asked| other.id.starts_with(asked))) {
+    for wrong in others().filter(|other| asked.iter().any(|asked| other.id.starts_with(asked))) {
         let wrong = Fp8 { fault: Some(PlantedFp8::Given(wrong)), ..kernel() };
         assert_eq!(calibrated(wrong, 40), CalibrationOutcome::None);
     }
     // Another order is a candidate of its own, and is told.
-    let wrong = OTHERS.iter().find(|other| other.id.starts_with("keys from")).expect("one of them");
+    let wrong = others().find(|other| other.id.starts_with("keys from")).expect("one of them");
     let wrong = Fp8 { fault: Some(PlantedFp8::Given(wrong)), tiles: Tiles { q: 16, kv: 16 }, ..kernel() };
     match calibrated(wrong, 60) {
         CalibrationOutcome::Unique(found) => assert_ne!(found.kv_order, lock.kv_order),

@@ -4,79 +4,19 @@
 use std::num::NonZeroUsize;
 
 use seamproof_judge::evaluate::evaluate;
-use seamproof_judge::generate::{self, Draw};
-use seamproof_judge::ladder::Judge;
 use seamproof_judge::prelude::*;
 use seamproof_judge::profile;
-use seamproof_judge::subjects::{Fp8, Fp8Fault, PlantedFp8, Recipe};
+use seamproof_judge::subjects::{Fp8, Fp8Fault, PlantedFp8};
 use seamproof_judge::values;
+use seamproof_oracle::blocked;
 use seamproof_oracle::envelope::{Model, TileFactor};
-use seamproof_oracle::replay::Replay;
-use seamproof_oracle::{Saved, blocked};
-use seamproof_simulator::emulated::{
-    HeadRows, Pair, Right, Stages, TensorCore, TileWeights, Tiles, UnitArithmetic,
-};
+use seamproof_simulator::emulated::{HeadRows, Stages, TileWeights, Tiles, UnitArithmetic};
+
+use crate::fp8_others::{OF_ANY_SEQUENCE, Ran, Unlocked, kernels, other, right, with_gradients};
 
 /// The kernel with its backward, on which most tiles are whole.
 fn kernel() -> Fp8 {
     Fp8 { backward: true, tiles: Tiles { q: 16, kv: 64 }, ..Fp8::default() }
-}
-
-/// The same kernel without a locked profile.
-struct Unlocked(Fp8);
-
-impl Backend for Unlocked {
-    fn name(&self) -> &str {
-        "unlocked"
-    }
-
-    fn declaration(&self) -> Declaration {
-        self.0.declaration()
-    }
-
-    fn inner(&self) -> Option<&dyn Backend> {
-        Some(&self.0)
-    }
-
-    fn replay(&self, _: &Problem) -> Option<Replay> {
-        None
-    }
-
-    fn run(&self, problem: &Problem, inputs: &Inputs) -> Result<Outputs, RunError> {
-        self.0.run(problem, inputs)
-    }
-}
-
-/// Returns drawn problems with gradients.
-fn with_gradients(kernel: &Fp8, seed: u64) -> impl Iterator<Item = Problem> + use<> {
-    let table = kernel.declaration().table;
-    (0..).filter_map(move |index| match generate::draw(seed, index, &Limits::quick()) {
-        Draw::Problem(problem) => {
-            let asked = table.asked(problem);
-            let is_taken = table.refusal(&asked).is_none() && asked.pass == Pass::Backward;
-            (is_taken && asked.pairs() > 0).then_some(asked)
-        }
-        _ => None,
-    })
-}
-
-/// Defines kernels with one other stage.
-macro_rules! kernels {
-    ($($name:ident { $($stage:item)* })*) => {
-        $(
-            #[derive(Debug)]
-            struct $name;
-
-            impl<A: UnitArithmetic<f32>> Stages<f32, A> for $name {
-                $($stage)*
-            }
-        )*
-    };
-}
-
-/// Returns the right kernel.
-fn right<A: UnitArithmetic<f32>>() -> impl Stages<f32, A> {
-    Right
 }
 
 kernels! {
@@ -104,19 +44,6 @@ kernels! {
             right::<A>().tile_factor(ds, format) / 16.0
         }
     }
-    DotsInBf16 {
-        fn row_dots(&self, units: &A, dout: HeadRows<'_, f32>, out: HeadRows<'_, f32>) -> Vec<f32> {
-            let mut dots = right::<A>().row_dots(units, dout, out);
-            Format::Bf16.round_all(&mut dots);
-            dots
-        }
-    }
-    DpInBf16 {
-        fn logit_gradient(&self, units: &A, softmax: &Softmax, pair: Pair<f32>) -> f32 {
-            let dp = Format::Bf16.round_f32(pair.dp);
-            right::<A>().logit_gradient(units, softmax, Pair { dp, ..pair })
-        }
-    }
     StepsFromTheEnd {
         fn add_dq(&self, units: &A, to: &mut [f32], ds: &TileWeights<f32>, keys: HeadRows<'_, f32>) {
             let (rows, columns) = (ds.seen.len(), ds.columns());
@@ -132,32 +59,19 @@ kernels! {
     }
 }
 
-/// Returns other numerics as an edit of the kernel's recipe.
-const fn other(id: &'static str, edit: fn(&mut Recipe)) -> Fp8Fault {
-    Fp8Fault { id, imitates: "", source: "", entries: &[], caught_by: &[], edit }
-}
-
-/// Numerics that are not those of the locked profile.
-static OTHERS: [Fp8Fault; 14] = [
+/// Numerics that are not those of the locked profile, besides [`OF_ANY_SEQUENCE`].
+static OTHERS: [Fp8Fault; 6] = [
     other("codes cut towards zero", |recipe| recipe.stages = &CodesCutOff),
     other("a tile's factor from the exponent alone", |recipe| recipe.stages = &FactorOfExponent),
     other("a tile's factor 16 times too small", |recipe| recipe.stages = &FactorTooSmall),
-    other("D in bf16", |recipe| recipe.stages = &DotsInBf16),
-    other("dP in bf16", |recipe| recipe.stages = &DpInBf16),
-    other("dS of rounded weights", |recipe| recipe.backward.rounds_ds_weights = true),
     other("steps of dq from a tile's end", |recipe| recipe.stages = &StepsFromTheEnd),
     other("tiles of 4 queries", |recipe| recipe.tiles.q = 4),
-    other("tiles of 32 keys", |recipe| recipe.tiles.kv = 32),
-    other("promotion after 1 step", |recipe| recipe.promoted_after = NonZeroUsize::new(1)),
-    other("promotion after 2 steps", |recipe| recipe.promoted_after = NonZeroUsize::new(2)),
     other("no promotion", |recipe| recipe.promoted_after = None),
-    other("14 bits below the largest", |recipe| {
-        recipe.core = TensorCore { fraction_bits: 14, ..TensorCore::FP8 };
-    }),
-    other("sums of 25 bits", |recipe| {
-        recipe.core = TensorCore { fraction_bits: 25, result_bits: 23, ..TensorCore::FP8 };
-    }),
 ];
+
+fn others() -> impl Iterator<Item = &'static Fp8Fault> {
+    OTHERS.iter().chain(&OF_ANY_SEQUENCE)
+}
 
 /// The gradients of a kernel beside the right kernel's, replayed from the kernel's own out and LSE.
 struct Replayed {
@@ -171,15 +85,7 @@ struct Replayed {
 
 /// Returns the gradients of a kernel beside the replayed ones; `None` where they are not replayed.
 fn replayed(kernel: &Fp8, problem: &Problem) -> Option<Replayed> {
-    let right = Fp8 { fault: None, ..*kernel };
-    let inputs = values::inputs(problem);
-    let Judge { layouts, assemble, .. } = Judge::default();
-    let layouts = layouts(problem).expect("rows that can be dealt");
-    let ranks = kernel.run(problem, &inputs).expect("what the table takes").ranks;
-    let rank = assemble(problem, &layouts, ranks).expect("a whole result");
-    let saved = Saved { out: rank.out.mapv(f64::from), lse: rank.lse.expect("an LSE").mapv(f64::from) };
-    let model = Model::new(problem, right.declaration().arithmetic, right.partition(problem));
-    let replay = right.replay(problem).expect("a locked profile");
+    let Ran { inputs, rank, saved, model, replay } = Ran::new(kernel, problem);
     let answer = blocked::replayed_backward(problem, &inputs, &saved, &model, &replay)?;
     let (got, bound) = (rank.gradients.expect("gradients"), answer.bound.expect("bounds").worst);
     let mut all = Replayed { worst: [0.0; 3], past: 0.0, sharp: [0; 2] };
@@ -239,7 +145,7 @@ fn sums_of_a_tile_are_replayed_without_promotion() {
 /// Each of other numerics passes every other check on some problem whose replayed gradients tell them apart.
 #[test]
 fn other_numerics_of_the_backward_are_seen_by_its_replay_alone() {
-    for other in &OTHERS {
+    for other in others() {
         let wrong = Fp8 { fault: Some(PlantedFp8::Backward(other)), ..kernel() };
         let is_seen = |problem: &Problem| worst(&wrong, problem) > 1.0;
         let passes = |problem: &Problem| matches!(evaluate(&Unlocked(wrong), problem), Verdict::Pass(_));
@@ -253,7 +159,7 @@ fn other_numerics_of_the_backward_are_seen_by_its_replay_alone() {
 
 #[test]
 fn the_judge_tells_numerics_of_the_backward_that_changed() {
-    let other = OTHERS.iter().find(|other| other.id == "dP in bf16").expect("one of them");
+    let other = others().find(|other| other.id == "dP in bf16").expect("one of them");
     let wrong = Fp8 { fault: Some(PlantedFp8::Backward(other)), ..kernel() };
     let found = with_gradients(&wrong, 21).take(50).find_map(|problem| match evaluate(&wrong, &problem) {
         Verdict::Finding(finding) => Some(finding),

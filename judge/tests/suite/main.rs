@@ -19,6 +19,7 @@ mod fitted;
 mod forms;
 mod fp8;
 mod fp8_given_replay;
+mod fp8_others;
 mod fp8_replay;
 mod generator_values;
 mod gradient_hypotheses;

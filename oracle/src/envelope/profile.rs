@@ -50,6 +50,25 @@ pub enum TileFactor {
 /// Exponents of a tile's factor: neither the factor nor its reciprocal is subnormal.
 const FACTOR_EXPONENTS: RangeInclusive<i32> = -126..=126;
 
+#[cfg(test)]
+impl NumericProfile {
+    /// Returns the profile of tests: weights are rounded before they are divided, and nothing else is.
+    pub(crate) fn of_tests() -> NumericProfile {
+        NumericProfile {
+            rounds_weights: true,
+            scales_logit_gradients: false,
+            scales_queries: false,
+            weights: WeightRounding::BeforeNormalisation,
+            delta: Delta::StoredOut,
+            group_sums: GroupSums::F32,
+            ds_weights: DsWeights::Unrounded,
+            kv_tile: 4,
+            kv_order: KeyOrder::Ascending,
+            tile_factor: None,
+        }
+    }
+}
+
 impl TileFactor {
     /// Returns the factor for a largest magnitude and a format.
     pub fn of(self, amax: f64, format: Format) -> f64 {

@@ -89,10 +89,10 @@ impl Schedule {
             let makes_code =
                 matches!(work, Work::Attend(attend) if self.buffers[attend.out.0].format.saturates());
             let of = |reading: Reading| {
-                let pieces = launches(problem, segments.get(reading.segment)?, blocks, &reading);
-                Some(pieces.into_iter().map(|piece| ReplayedLaunch { makes_code, ..piece }).collect())
+                let segment = segments.get(reading.segment)?;
+                Some(launches(problem, (segment, makes_code), blocks, &reading))
             };
-            launch.readings.into_iter().filter_map(of).collect::<Vec<Vec<_>>>()
+            launch.readings.into_iter().filter_map(of).collect::<Vec<_>>()
         };
         Some(trace_moves(problem, self).ok()?.into_iter().flat_map(of_launch).collect())
     }
@@ -214,10 +214,10 @@ impl Schedule {
     }
 }
 
-/// Returns a reading's pieces of queries, each with the keys of its own sequence and heads.
+/// Returns a reading's pieces of queries, each with the keys of its own sequence and heads. A launch may make codes.
 fn launches(
     problem: &Problem,
-    segment: &Segment,
+    (segment, makes_code): (&Segment, bool),
     blocks: Option<KeyBlocks>,
     reading: &Reading,
 ) -> Vec<ReplayedLaunch> {
@@ -237,7 +237,7 @@ fn launches(
             None => lines.collect(),
             Some(blocks) => lines.flat_map(|line| blocks.numbered(segment, line)).collect(),
         };
-        ReplayedLaunch { sequence, heads, first, queries, keys, makes_code: false }
+        ReplayedLaunch { sequence, heads, first, queries, keys, makes_code }
     };
     reading.queries.iter().filter_map(positions).map(of_queries).collect()
 }

@@ -248,21 +248,10 @@ impl ReplayedTile<'_> {
 mod tests {
     use super::*;
     use crate::ProblemFields;
-    use crate::envelope::{Arithmetic, Delta, GroupSums, KeyOrder, Partition, WeightRounding};
+    use crate::envelope::{Arithmetic, Partition};
 
     fn profile() -> NumericProfile {
-        NumericProfile {
-            rounds_weights: true,
-            scales_logit_gradients: false,
-            scales_queries: false,
-            weights: WeightRounding::BeforeNormalisation,
-            delta: Delta::StoredOut,
-            group_sums: GroupSums::F32,
-            ds_weights: DsWeights::Unrounded,
-            kv_tile: 4,
-            kv_order: KeyOrder::Ascending,
-            tile_factor: Some(TileFactor::Largest),
-        }
+        NumericProfile { tile_factor: Some(TileFactor::Largest), ..NumericProfile::of_tests() }
     }
 
     fn model() -> Model {
