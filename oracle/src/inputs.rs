@@ -186,6 +186,17 @@ pub struct SavedViews<'a> {
     pub lse: &'a Array2<f64>,
 }
 
+impl SavedViews<'_> {
+    /// Returns the same views for a shorter time.
+    pub fn view(&self) -> SavedViews<'_> {
+        let out = match &self.out {
+            SavedOut::Exact(out) => SavedOut::Exact(out.view()),
+            SavedOut::Stored(out) => SavedOut::Stored(out.view()),
+        };
+        SavedViews { out, lse: self.lse }
+    }
+}
+
 /// A saved output: exact, or as a subject stored it. The stored one of a long case is not widened as a whole.
 #[derive(Clone, Copy, Debug)]
 pub enum SavedOut<'a> {

@@ -41,6 +41,11 @@ impl Scaling {
         matches!(self, Scaling::PerTokenHead | Scaling::PerBlock { .. })
     }
 
+    /// Whether a scale belongs to one row alone.
+    pub fn has_single_rows(self) -> bool {
+        matches!(self, Scaling::PerTokenHead | Scaling::PerBlock { rows: 1, .. })
+    }
+
     /// The scalings that are a name without numbers, each with that name.
     const NAMED: [(&str, Scaling); 5] = [
         ("tensor", Scaling::PerTensor),
@@ -176,6 +181,11 @@ impl Precision {
                 Format::F32.into()
             }
         }
+    }
+
+    /// Whether any quantity has a scaling.
+    pub fn has_scales(&self) -> bool {
+        self.elements().iter().any(|(_, element)| element.is_scaled())
     }
 
     /// Returns each quantity's name and element, in the order of the fields.

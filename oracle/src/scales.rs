@@ -215,6 +215,18 @@ impl Scales {
         }
     }
 
+    /// Returns these descales with others of an input.
+    pub fn with(self, tensor: TensorName, scales: TensorScales) -> Scales {
+        let scales = Some(scales);
+        match tensor {
+            TensorName::Q => Scales { q: scales, ..self },
+            TensorName::K => Scales { k: scales, ..self },
+            TensorName::V => Scales { v: scales, ..self },
+            TensorName::Dout => Scales { dout: scales, ..self },
+            _ => self,
+        }
+    }
+
     /// Checks that the scaled inputs of the problem have scales in the problem's groups, and no other input has any.
     pub fn check(&self, problem: &Problem) -> Result<(), ShapeError> {
         for tensor in Scales::TENSORS {

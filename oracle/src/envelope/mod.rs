@@ -66,8 +66,8 @@ pub use model::gradients::{GradientPair, GradientPairError, GradientRow, Replaye
 pub use model::majorant::{Extremes, GradientMajorants, Majorant};
 pub use model::out::OutRow;
 pub use model::{
-    BoundTier, DsFactor, Model, PairError, Promotion, ReplayedTile, Rounding, RowModel, RowStatistics,
-    TilePair,
+    BoundTier, Denominator, DsFactor, Model, PairError, Promotion, ReplayedTile, Rounding, RowModel,
+    RowStatistics, TilePair,
 };
 pub use partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 pub use profile::{KeyOrder, NumericProfile, TileFactor};

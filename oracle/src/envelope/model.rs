@@ -1,6 +1,7 @@
 //! A subject's declared arithmetic, and the bounds of the forward that follow. Those of an element of out are in
 //! [`out`], and the bounds of the backward in [`gradients`].
 
+mod denominator;
 pub(super) mod gradients;
 pub(super) mod majorant;
 pub(super) mod out;
@@ -17,6 +18,7 @@ use super::constants::{
 use super::partition::{GradientSums, Joints, MergeBy, Merges, Partition};
 use super::profile::NumericProfile;
 use crate::{Format, Precision, Problem, Quantity, Scales, Stored, TensorName, TensorScales};
+pub use denominator::Denominator;
 pub use rounding::Rounding;
 use rounding::{exponential_error, final_rounding, replayed, rounding, saturation, weight_lost};
 pub use unit::{DsFactor, Promotion, ReplayedTile, TilePair};
@@ -608,32 +610,6 @@ impl Model {
             None => self.accumulation.cut_products(keys, intervals, tile),
         };
         own + self.merge_out()
-    }
-
-    /// Returns the relative error of a row's denominator, given `Σ p·θ` over its keys.
-    pub fn denominator(&self, row: &RowStatistics, weight_errors: f64, tier: BoundTier) -> f64 {
-        let sink = row.sink.map_or(0.0, |sink| {
-            self.of_row(row).weight_error(libm::exp(sink - row.lse), sink, F32_ROUNDOFF * sink.abs())
-        });
-        let (terms, tiles) = (row.keys + 1, self.tiles(row.keys));
-        let sum = match tier {
-            BoundTier::Worst => self.accumulation.row_sum(terms, tiles),
-            BoundTier::Dithered => self.accumulation.row_sum_dithered(terms, tiles),
-        };
-        weight_errors + sink + sum + self.merge_lse(row)
-    }
-
-    /// Returns the bound of one row's LSE.
-    pub fn lse_bound(&self, row: &RowStatistics, denominator: f64) -> f64 {
-        let log_sum = libm::log(row.sum);
-        let relative = denominator.min(DENOMINATOR_ERROR_MAX);
-        // |ln(1 + x)| ≤ |x| / (1 − |x|). Past the limit only the exponent's own error is left.
-        let sum = if denominator < DENOMINATOR_ERROR_MAX { relative / (1.0 - relative) } else { denominator };
-        // A sum of multiplied weights has its factor's logarithm more, which is subtracted again.
-        let shift = libm::log(self.sum_scale);
-        sum + F32_ROUNDOFF * (4.0 * row.max.abs() + row.lse.abs() + 4.0 + 2.0 * shift)
-            + LOG_ERROR
-            + LOG_RELATIVE_ERROR * (log_sum.abs() + shift)
     }
 
     /// Whether partial results of several launches are merged.

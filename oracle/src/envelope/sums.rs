@@ -12,7 +12,7 @@ use ndarray::ArrayView2;
 
 use super::constants::NOISE;
 use super::dither::{Spread, fill_enough, multiplicities};
-use super::model::{BoundTier, Model, RowStatistics};
+use super::model::{BoundTier, Denominator, Model, RowStatistics};
 
 /// Sums over the keys that a row sees. Sums of magnitudes may be larger than the exact ones; all others are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,7 +57,7 @@ pub fn largest_multiplicity(rows: &ArrayView2<'_, f64>) -> f64 {
 /// The quantities of a row's tier T, where the row is dithered.
 #[derive(Clone, Copy, Debug)]
 struct Dithered {
-    denominator: f64,
+    denominator: Denominator,
     copies: f64,
 }
 
@@ -76,7 +76,7 @@ pub struct RowEnvelope<'a> {
     floor: f64,
     /// `Σ p·θ`.
     weight_errors: f64,
-    denominator: f64,
+    denominator: Denominator,
     max_logit_error: f64,
     dithered: Option<Dithered>,
 }
@@ -108,7 +108,7 @@ impl<'a> RowEnvelope<'a> {
             rounding: 0.0,
             floor: 0.0,
             weight_errors: 0.0,
-            denominator: 0.0,
+            denominator: Denominator::default(),
             max_logit_error: 0.0,
             dithered: None,
         };

@@ -124,8 +124,10 @@ pub enum QuantisationError {
     NoDout,
     #[error("margin is {0}; use −16 to 16")]
     Margin(i32),
-    #[error("a history goes with scaling tensor and scale f32 or power-of-two; element is {0}")]
-    DelayedScaling(Element),
+    #[error(
+        "a history goes with scaling tensor and scale f32 or power-of-two; element is {0}, and scale {1}"
+    )]
+    DelayedScaling(Element, ScaleRule),
     #[error("delayed.history has {0} entries; use 1 to 1024")]
     History(usize),
     #[error("delayed.{0} holds {1:e}; amax are finite and not negative, and a scale is more than 0")]
@@ -187,7 +189,7 @@ impl Quantisation {
         }
         match delayed {
             Some(_) if element.scaling != Scaling::PerTensor || scale.is_e8m0() => {
-                return Err(QuantisationError::DelayedScaling(*element));
+                return Err(QuantisationError::DelayedScaling(*element, *scale));
             }
             Some(delayed) => delayed.check()?,
             None => {}
@@ -203,12 +205,7 @@ impl Quantisation {
     /// Whether the codes of a sequence's first tokens stay as they are when later tokens change: no scale is taken of
     /// present values in several rows. Attention on such codes can be causal to the bit.
     pub fn keeps_prefixes(&self) -> bool {
-        let of_one_row = match self.element.scaling {
-            Scaling::PerTokenHead => true,
-            Scaling::PerBlock { rows, .. } => rows == 1,
-            _ => false,
-        };
-        of_one_row || self.delayed.is_some()
+        self.element.scaling.has_single_rows() || self.delayed.is_some()
     }
 
     /// Whether the tensors share their scale.

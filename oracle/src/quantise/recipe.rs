@@ -1,5 +1,7 @@
 //! Recipes: from the largest magnitude of a group to its two factors.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{E8m0, Format};
@@ -33,6 +35,17 @@ pub enum ScaleRule {
     PowerOfTwo,
     E8m0Up,
     E8m0Down,
+}
+
+impl fmt::Display for ScaleRule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            ScaleRule::F32 => "f32",
+            ScaleRule::PowerOfTwo => "power-of-two",
+            ScaleRule::E8m0Up => "e8m0-up",
+            ScaleRule::E8m0Down => "e8m0-down",
+        })
+    }
 }
 
 /// The factors of a group: a value x has the code `Q(x · scale)`, and a code c stands for `c · descale`.

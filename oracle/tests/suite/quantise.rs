@@ -408,7 +408,7 @@ fn what_is_no_quantisation_is_refused_and_a_legal_one_is_read_back() {
     let zero = with(Delayed { previous: 0.0, ..delayed.clone() });
     assert_eq!(zero, QuantisationError::DelayedValue("previous", 0.0));
     let in_e8m0 = refused(&|f| (f.scale, f.delayed) = (ScaleRule::E8m0Up, Some(delayed.clone())));
-    assert!(matches!(in_e8m0, QuantisationError::DelayedScaling(_)));
+    assert!(matches!(in_e8m0, QuantisationError::DelayedScaling(..)));
 
     let legal = QuantisationFields { delayed: Some(delayed), margin: -2, ..fields };
     let legal = Quantisation::new(legal).expect("a legal quantisation");

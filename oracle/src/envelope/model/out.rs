@@ -1,7 +1,7 @@
 //! [`OutRow`]: what the bounds of a row's elements of out have in common.
 
 use super::rounding::{EXPONENT_MAX, final_rounding};
-use super::{DENOMINATOR_ERROR_MAX, Model, RowStatistics};
+use super::{DENOMINATOR_ERROR_MAX, Denominator, Model, RowStatistics};
 use crate::Stored;
 use crate::envelope::constants::F32_ROUNDOFF;
 
@@ -43,8 +43,8 @@ impl OutRow {
 
 impl Model {
     /// Returns the bounds of a row of out. `value_max` is the largest `|v|` seen.
-    pub fn out_row(&self, row: &RowStatistics, denominator: f64, value_max: f64) -> OutRow {
-        let relative = denominator + self.out_roundings * F32_ROUNDOFF;
+    pub fn out_row(&self, row: &RowStatistics, denominator: Denominator, value_max: f64) -> OutRow {
+        let relative = denominator.relative() + self.out_roundings * F32_ROUNDOFF;
         let sums = if relative < DENOMINATOR_ERROR_MAX {
             let underflow = (row.keys + 8) as f64 * self.accumulation.underflow() + self.merge_floor();
             Sums::Known { relative, underflow }
