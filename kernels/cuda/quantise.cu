@@ -5,6 +5,9 @@
 //
 // A thread has one column of the tensor, 16 bytes of a row or one element, and goes down the rows of its block's tile. So its
 // head and lanes stay, and the group changes with the rows alone.
+//
+// A group that has one row over all ranks is known when that row has been read. Where 4 to 32 neighbouring threads have all of
+// it, a power of two, they make its magnitude, its factors and its codes from what they hold: such values are read once.
 #include "common.cuh"
 #include "codes.cuh"
 #include "quantise.cuh"
@@ -14,18 +17,22 @@ constexpr u32 IN_FLIGHT = 4;
 // A thread's place: its element in each row, its first row in the tile, and the rows from one to the next. Threads that are
 // left over have no column, and read the first.
 struct Column {
+    u32 elements_of_row;
     u32 element;
     u32 row;
     u32 down;
     bool has;
+
+    __device__ i64 at(u32 row) const { return (u64)row * elements_of_row + element; }
 };
 
 template <int N>
 __device__ __forceinline__ Column column_of(const Grouped& a) {
-    const u32 across = a.heads * a.dim / N, first = blockIdx.y * THREADS, width = min(across - first, THREADS);
+    const u32 elements = a.heads * a.dim, across = elements / N;
+    const u32 first = blockIdx.y * THREADS, width = min(across - first, THREADS);
     const u32 down = THREADS / width, row = threadIdx.x / width;
     const bool has = row < down;
-    return {has ? (first + threadIdx.x % width) * N : 0, has ? row : 0, down, has};
+    return {elements, has ? (first + threadIdx.x % width) * N : 0, has ? row : 0, down, has};
 }
 
 template <int FORMAT, int N>
@@ -35,21 +42,23 @@ __device__ __forceinline__ void load_rows(
 #pragma unroll
     for (u32 i = 0; i < IN_FLIGHT; ++i) {
         const u32 at = row + i * column.down, there = min(at, a.rows - 1);
-        group[i] = __ldg(a.row_group + there);
-        load<FORMAT, N>(a.values, (i64)there * a.heads * a.dim + column.element, values[i]);
+        group[i] = a.row_group[there];
+        load<FORMAT, N>(a.values, column.at(there), values[i]);
         if (!column.has || at >= end) group[i] = -1;
     }
 }
 
-// The bits of the largest magnitude so far: of f32 in whole words, of 16 bits in both halves of a word.
+// The bits of magnitudes: of f32 in whole words, of 16 bits in both halves of a word.
+template <int FORMAT>
+__device__ __forceinline__ u32 larger_of(u32 one, u32 other) {
+    return FORMAT == F32 ? max(one, other) : __vmaxu2(one, other);
+}
+
 template <int FORMAT, int N>
 __device__ __forceinline__ u32 larger(u32 most, const Packed<FORMAT, N>& values) {
     constexpr u32 SIGNS = FORMAT == F32 ? 0x80000000u : 0x80008000u;
 #pragma unroll
-    for (u32 i = 0; i < sizeof values / 4; ++i) {
-        const u32 word = values.word[i] & ~SIGNS;
-        most = FORMAT == F32 ? max(most, word) : __vmaxu2(most, word);
-    }
+    for (u32 i = 0; i < sizeof values / 4; ++i) most = larger_of<FORMAT>(most, values.word[i] & ~SIGNS);
     return most;
 }
 
@@ -101,10 +110,21 @@ __device__ __forceinline__ void store_codes(u8* to, const u32 (&words)[(N + 3) /
     else *to = (u8)words[0];
 }
 
+// Codes of a row, zeros where it is not real.
+template <int CODES, int FORMAT, int N>
+__device__ __forceinline__ void encode_row(
+    const Grouped& a, int group, const Packed<FORMAT, N>& values, float scale, u8* codes
+) {
+    u32 words[(N + 3) / 4] = {};
+    if (is_group(a, group)) codes_of_values<CODES>(values, scale, words);
+    store_codes<N>(codes, words);
+}
+
+// Blocks begin with the last rows: those that magnitudes were just looked for in are in the cache.
 template <int CODES, int FORMAT, int N>
 __device__ __forceinline__ void encode_tile(const Grouped& a, const float* scale, u8* codes, u32 tile_rows) {
     const Column column = column_of<N>(a);
-    const u32 begin = blockIdx.x * tile_rows, end = min(begin + tile_rows, a.rows);
+    const u32 begin = (gridDim.x - 1 - blockIdx.x) * tile_rows, end = min(begin + tile_rows, a.rows);
     const u32 place = place_in_row_group(a, column.element);
     for (u32 base = begin; base < end; base += IN_FLIGHT * column.down) {
         Packed<FORMAT, N> values[IN_FLIGHT];
@@ -113,14 +133,11 @@ __device__ __forceinline__ void encode_tile(const Grouped& a, const float* scale
         load_rows<FORMAT, N>(a, column, base + column.row, end, values, group);
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
-            factor[i] = is_group(a, group[i]) ? __ldg(scale + place_of_group(a, group[i], place)) : 0.0f;
+            factor[i] = is_group(a, group[i]) ? scale[place_of_group(a, group[i], place)] : 0.0f;
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i) {
             const u32 row = base + column.row + i * column.down;
-            if (!column.has || row >= end) continue;
-            u32 words[(N + 3) / 4] = {};
-            if (is_group(a, group[i])) codes_of_values<CODES>(values[i], factor[i], words);
-            store_codes<N>(codes + (i64)row * a.heads * a.dim + column.element, words);
+            if (column.has && row < end) encode_row<CODES>(a, group[i], values[i], factor[i], codes + column.at(row));
         }
     }
 }
@@ -209,3 +226,75 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     scale[i] = factors.x;
     descale[i] = factors.y;
 }
+
+struct Factors {
+    float* amax;
+    float* scale;
+    float* descale;
+};
+
+// Of two magnitudes, one for each of two lanes, a lane takes its own and what the other has for it.
+template <int FORMAT>
+__device__ __forceinline__ u32 larger_of_lanes(u32 one, u32 other, u32 apart) {
+    const bool second = threadIdx.x & apart;
+    return larger_of<FORMAT>(second ? other : one, __shfl_xor_sync(ALL_LANES, second ? one : other, apart));
+}
+
+// Neighbouring lanes, a power of two and four at least, each with a magnitude of four rows. A lane is left with the largest
+// of all of them in one row: the lane's number modulo four.
+template <int FORMAT>
+__device__ __forceinline__ u32 largest_of_own_row(const u32 (&most)[4], u32 together) {
+    u32 row = larger_of_lanes<FORMAT>(
+        larger_of_lanes<FORMAT>(most[0], most[1], 1), larger_of_lanes<FORMAT>(most[2], most[3], 1), 2
+    );
+    for (u32 apart = 4; apart < together; apart *= 2) row = larger_of_lanes<FORMAT>(row, row, apart);
+    return row;
+}
+
+// `together` threads have a group. Their places in a warp begin at a multiple of it, as columns and their width do. Each of
+// the first four makes the factors of a row. Codes are absent where a turned copy is all that is made of them.
+template <int CODES, int FORMAT, int N>
+__device__ __forceinline__ void encode_rows_once(
+    const Grouped& a, const Recipe& recipe, const Factors& to, u8* codes, u32 tile_rows, u32 together
+) {
+    static_assert(IN_FLIGHT == 4, "a lane of four has a row");
+    const Column column = column_of<N>(a);
+    const u32 begin = blockIdx.x * tile_rows, end = min(begin + tile_rows, a.rows);
+    // Heads are no groups together, and lanes are whole ones.
+    const u32 place = column.element / N >> __ffs(together) - 1, own = threadIdx.x % 4;
+    for (u32 base = begin; base < end; base += IN_FLIGHT * column.down) {
+        Packed<FORMAT, N> values[IN_FLIGHT];
+        int group[IN_FLIGHT];
+        u32 most[IN_FLIGHT];
+        load_rows<FORMAT, N>(a, column, base + column.row, end, values, group);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i) most[i] = larger<FORMAT, N>(0, values[i]);
+        const float amax = __uint_as_float(f32_bits<FORMAT>(largest_of_own_row<FORMAT>(most, together)));
+        const float2 factors = factors_of(recipe, amax);
+        const int of_own = own < 2 ? own == 0 ? group[0] : group[1] : own == 2 ? group[2] : group[3];
+        if (threadIdx.x % together < 4 && is_group(a, of_own)) {
+            const u32 at = place_of_group(a, of_own, place);
+            to.amax[at] = amax, to.scale[at] = factors.x, to.descale[at] = factors.y;
+        }
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            const u32 row = base + column.row + i * column.down;
+            const float scale = __shfl_sync(ALL_LANES, factors.x, i, 4);
+            if (codes != nullptr && column.has && row < end)
+                encode_row<CODES>(a, group[i], values[i], scale, codes + column.at(row));
+        }
+    }
+}
+
+#define QUANTISE_ROWS(format, FORMAT, N)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) encode_rows_##format(                                        \
+        const __grid_constant__ Grouped a, const __grid_constant__ Recipe recipe, const __grid_constant__ Factors to,  \
+        u8* codes, u32 tile_rows, u32 together, int e5m2                                                               \
+    ) {                                                                                                                \
+        after_earlier_launches();                                                                                      \
+        if (e5m2) encode_rows_once<E5M2, FORMAT, N>(a, recipe, to, codes, tile_rows, together);                        \
+        else encode_rows_once<E4M3, FORMAT, N>(a, recipe, to, codes, tile_rows, together);                             \
+    }
+QUANTISE_ROWS(f32, F32, 4)
+QUANTISE_ROWS(bf16, BF16, 8)
+QUANTISE_ROWS(fp16, FP16, 8)

@@ -44,10 +44,10 @@ struct Values {
         Packed<FORMAT, N> values[16 / N];
 #pragma unroll
         for (int i = 0; i < 16 / N; ++i) load<FORMAT, N>(a.values, element + i * N, values[i]);
-        const int group = __ldg(a.row_group + row);
+        const int group = a.row_group[row];
         u32 words[4] = {};
         if (is_group(a, group)) {
-            const float factor = __ldg(scale + place_of_group(a, group, place_in_row_group(a, lane)));
+            const float factor = scale[place_of_group(a, group, place_in_row_group(a, lane))];
 #pragma unroll
             for (int i = 0; i < 16 / N; ++i) {
                 u32 some[N / 4];
@@ -67,7 +67,9 @@ __device__ __forceinline__ u32 place_of_vector(u32 row, u32 vector) { return row
 template <class Source>
 __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint4* tile) {
     const u32 across = (a.lanes + LANES - 1) / LANES;
-    const u32 first_lane = blockIdx.x % across * LANES, first_row = blockIdx.x / across * ROWS;
+    // The last rows first, as `encode_tile` has them.
+    const u32 block = gridDim.x - 1 - blockIdx.x;
+    const u32 first_lane = block % across * LANES, first_row = block / across * ROWS;
 #pragma unroll
     for (u32 i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
         const u32 row = i / VECTORS, lane = first_lane + i % VECTORS * 16;
@@ -92,6 +94,7 @@ __device__ __forceinline__ void turn(const Turned& a, const Source& source, uint
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 6) turn_codes(const __grid_constant__ Turned a, const u8* from) {
+    after_earlier_launches();
     __shared__ uint4 tile[ROWS * VECTORS];
     turn(a, Codes{from, a.lanes}, tile);
 }
@@ -100,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) turn_codes(const __grid
     extern "C" __global__ void __launch_bounds__(THREADS, 6) encode_turned_##format(                                   \
         const __grid_constant__ Turned to, const __grid_constant__ Grouped a, const float* scale, u8* codes, int e5m2  \
     ) {                                                                                                                \
+        after_earlier_launches();                                                                                      \
         __shared__ uint4 tile[ROWS * VECTORS];                                                                         \
         if (e5m2) turn(to, Values<E5M2, FORMAT>{a, scale, codes}, tile);                                               \
         else turn(to, Values<E4M3, FORMAT>{a, scale, codes}, tile);                                                    \

@@ -2,12 +2,14 @@
 //!
 //! The definition is [`seamproof_oracle::quantise`], and the kernels give its bits. A rank launches [`largest`], takes the
 //! larger of its magnitudes and those of every other rank, launches [`factors`], and then [`encode`] or [`encode_turned`].
-//! Tensors that share a scale share its memory.
+//! Tensors that share a scale share its memory. A group that has one row over all ranks needs no other rank, and
+//! [`encode_rows`] makes all of it at once.
 //!
 //! [`largest`]: QuantiseKernels::largest
 //! [`factors`]: QuantiseKernels::factors
 //! [`encode`]: QuantiseKernels::encode
 //! [`encode_turned`]: QuantiseKernels::encode_turned
+//! [`encode_rows`]: QuantiseKernels::encode_rows
 #![allow(unsafe_code, reason = "says which types kernels receive")]
 
 use seamproof_oracle::Format;
@@ -15,7 +17,7 @@ use seamproof_oracle::groups::Groups;
 use seamproof_oracle::quantise::{HISTORY_MAX, MARGIN_MAX, ScaleRule, Takes};
 use seamproof_oracle::sharding::SideLayout;
 
-use crate::block::THREADS;
+use crate::block::{THREADS, WARP};
 use crate::codec::element_bytes;
 use crate::error::KernelError;
 use crate::gpu::Launch;
@@ -114,6 +116,13 @@ pub fn row_groups(groups: &Groups, side: &SideLayout) -> Vec<i32> {
     of_row
 }
 
+/// The struct `Factors` of the source.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawFactors([u64; 3]);
+// SAFETY: repr(C), the fields of `Factors` in quantise.cu: three addresses.
+unsafe impl Argument for RawFactors {}
+
 impl GroupTable<'_> {
     /// Returns the number of groups.
     pub fn count(&self) -> usize {
@@ -158,6 +167,17 @@ impl GroupTable<'_> {
         let (each, [_, _, dim]) = (VECTOR / element_bytes(values.format()), values.shape());
         let whole = dim.is_multiple_of(each) && self.has_whole(each) && values.is_on_vectors();
         if whole { (each, "vectors") } else { (1, "elements") }
+    }
+
+    /// Returns the neighbouring threads that have all of a group in a row, where each has 16 bytes, and they are a power of
+    /// two from [`IN_FLIGHT`] to a warp; otherwise `None`.
+    pub fn threads_of_row(&self, values: &View) -> Option<usize> {
+        let (each, vectors) = self.vector(values);
+        let [_, _, dim] = values.shape();
+        let lanes = if self.shape[2] == 1 { dim } else { self.lanes_each };
+        let threads = lanes / each;
+        let is_whole = vectors == "vectors" && self.heads_each == 1 && dim.is_multiple_of(lanes);
+        (is_whole && threads.is_power_of_two() && (IN_FLIGHT..=WARP).contains(&threads)).then_some(threads)
     }
 
     /// Returns whether so many lanes from a multiple of them lie in one group.
@@ -305,6 +325,40 @@ pub trait QuantiseKernels: Launch {
         self.launch(&name, grid, &[&raw, &scale.address(), &codes, &tile_rows, &e5m2])
     }
 
+    /// Writes magnitudes, scales and descales at once, and the codes where `codes` has room for them: from a multiple of
+    /// 16 bytes on. Each row group has one row, and [`GroupTable::threads_of_row`] knows its threads. A table that gives a
+    /// group two rows makes wrong factors, never an access outside. The factors of a group that has no row stay as they
+    /// are, and codes of rows that are not real are 0. A delayed recipe is refused.
+    fn encode_rows(
+        &self,
+        values: &View,
+        groups: &GroupTable,
+        recipe: &DeviceRecipe,
+        factors: [Area; 3],
+        codes: Option<&View>,
+    ) -> Result<(), KernelError> {
+        let (raw, [amax, scale, descale]) = (groups.raw(values)?, factors);
+        let e5m2 = codes_beside(recipe.format, values, groups, scale, codes)?;
+        let Some(together) = groups.threads_of_row(values) else {
+            let what = "values that are read once need groups of 4 to 32 vectors of 16 bytes in a row, a power of two";
+            return Err(KernelError::shape(what));
+        };
+        if recipe.delayed.is_some() {
+            return Err(KernelError::shape("a delayed recipe for values that are read once"));
+        }
+        let named = [("amax", amax), ("scale", scale), ("descale", descale)];
+        named.into_iter().try_for_each(|(name, area)| groups.holds(name, area))?;
+        let codes = codes.map(|codes| codes.named("the codes"));
+        codes.map_or(Ok(()), |(name, area)| on_bytes(name, area.address(), VECTOR))?;
+        let written: Vec<_> = named.into_iter().chain(codes).collect();
+        check_apart(&written, &[values.named("the values"), ("the row groups", groups.row_group)])?;
+        let (grid, tile_rows) = tiles(values.shape(), VECTOR / element_bytes(values.format()), 1);
+        let to = RawFactors(factors.map(|area| area.address()));
+        let (codes, together) = (codes.map_or(0, |(_, area)| area.address()), together as u32);
+        let name = format!("encode_rows_{}", format_name(values.format())?);
+        self.launch(&name, grid, &[&raw, &recipe.raw()?, &to, &codes, &tile_rows, &together, &e5m2])
+    }
+
     /// Writes the turned copy of the codes ([`TurnedShape`]), and the codes in rows too where `rows` has room for them.
     /// Head dims and groups of lanes are multiples of 16, and all tensors begin on 16 bytes.
     fn encode_turned(
@@ -316,13 +370,7 @@ pub trait QuantiseKernels: Launch {
         rows: Option<&View>,
     ) -> Result<(), KernelError> {
         let raw = groups.raw(values)?;
-        let e5m2 = match rows {
-            Some(codes) if codes.format() != format => {
-                return Err(KernelError::shape(format!("codes in {} beside {format}", codes.format())));
-            }
-            Some(codes) => check_codes(values, groups, scale, codes)?,
-            None => is_e5m2(format)?,
-        };
+        let e5m2 = codes_beside(format, values, groups, scale, rows)?;
         groups.holds("scale", scale)?;
         let to = RawTurned::new(values.shape(), turned)?;
         if !groups.has_whole(VECTOR) {
@@ -345,6 +393,23 @@ pub trait QuantiseKernels: Launch {
 }
 
 impl<L: Launch + ?Sized> QuantiseKernels for L {}
+
+/// Returns whether a format is e5m2, and refuses codes in rows that are of another one.
+fn codes_beside(
+    format: Format,
+    values: &View,
+    groups: &GroupTable,
+    scale: Area,
+    codes: Option<&View>,
+) -> Result<i32, KernelError> {
+    match codes {
+        Some(codes) if codes.format() != format => {
+            Err(KernelError::shape(format!("codes in {} beside {format}", codes.format())))
+        }
+        Some(codes) => check_codes(values, groups, scale, codes),
+        None => is_e5m2(format),
+    }
+}
 
 /// Refuses codes of another shape than the values, and memory that is written where it is read.
 fn check_codes(values: &View, groups: &GroupTable, scale: Area, codes: &View) -> Result<i32, KernelError> {

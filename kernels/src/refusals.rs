@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use seamproof_oracle::quantise::{ScaleRule, Takes};
 use seamproof_oracle::{Alignment, Balance, Format, Mask, Run, Sink, Softmax};
 use seamproof_simulator::helpers::{BatchLayout, Direction, Half, Rest, SlotPart, Style, Update};
 use seamproof_simulator::schedule::{Layer, Rotated};
@@ -14,9 +15,12 @@ use crate::gpu::Launch;
 use crate::memory::{Area, Argument};
 use crate::merge::{DeviceStatistic, DeviceTensor, MergeKernels};
 use crate::metadata::{RunTables, SEGMENT_BYTES, SegmentIds, SequenceTables, SlotTables, TableKernels};
+use crate::quantise::{DeviceHistory, DeviceRecipe, GroupTable, QuantiseKernels};
 use crate::region::{HeadPart, RegionKernels, RotationTable};
 use crate::rows::{ByteRows, RowKernels};
 use crate::tables::{Cut, Slots, WideSlots};
+use crate::turned::TurnedShape;
+use crate::view::View;
 
 /// The kernels that would have been launched.
 #[derive(Default)]
@@ -343,4 +347,81 @@ fn a_launcher_that_checks_late_is_seen() {
         l.launch("rank_slots", (1, 1, 1), &[])?;
         Err(KernelError::shape("rank 2 of 2"))
     });
+}
+
+/// Values of 8 rows and 2 heads, at an address that is off 16 bytes.
+fn values<'a>(dim: usize, format: Format, off_by: u64) -> View<'a> {
+    let bytes = ROWS * 2 * dim * if format == Format::F32 { 4 } else { 2 };
+    View::rows(off(1, off_by, bytes), [ROWS, 2, dim], format)
+}
+
+/// Groups of one row each, of so many heads and lanes.
+fn of_rows<'a>(dim: usize, heads_each: usize, lanes_each: usize) -> GroupTable<'a> {
+    let shape = [ROWS, 2 / heads_each, dim.div_ceil(lanes_each)];
+    GroupTable { row_group: at(2, 4 * ROWS), shape, heads_each, lanes_each }
+}
+
+const CURRENT: DeviceRecipe =
+    DeviceRecipe { format: Format::E4m3, scale: ScaleRule::F32, margin: 0, delayed: None };
+
+fn factors<'a>(groups: &GroupTable) -> [Area<'a>; 3] {
+    [3, 4, 5].map(|place| at(place, 4 * groups.count()))
+}
+
+#[test]
+fn values_of_single_rows_are_read_once_by_4_to_32_threads() {
+    for (dim, format, each, threads) in [
+        (16, Format::Bf16, [1, 16], None),
+        (32, Format::Bf16, [1, 32], Some(4)),
+        (16, Format::F32, [1, 16], Some(4)),
+        (96, Format::Bf16, [1, 96], None),
+        (96, Format::Bf16, [1, 32], Some(4)),
+        (256, Format::Fp16, [1, 256], Some(32)),
+        (256, Format::F32, [1, 256], None),
+        (48, Format::Bf16, [1, 32], None),
+        (64, Format::Bf16, [2, 64], None),
+        (36, Format::Bf16, [1, 36], None),
+    ] {
+        let of = |off_by| of_rows(dim, each[0], each[1]).threads_of_row(&values(dim, format, off_by));
+        assert_eq!((of(0), of(4)), (threads, None), "{dim} lanes of {format}, groups of {each:?}");
+    }
+}
+
+#[test]
+fn quantising_is_refused() {
+    let groups = of_rows(64, 1, 64);
+    let codes = |by| View::rows(off(6, by, ROWS * 2 * 64), [ROWS, 2, 64], Format::E4m3);
+    let once = |groups: GroupTable<'static>, recipe: DeviceRecipe<'static>, codes: Option<View<'static>>| {
+        move |l: &Noted| {
+            let values = values(64, Format::Bf16, 0);
+            l.encode_rows(&values, &groups, &recipe, factors(&groups), codes.as_ref())
+        }
+    };
+    assert_eq!(launched(once(groups, CURRENT, Some(codes(0)))), ["encode_rows_bf16"]);
+    assert_eq!(launched(once(groups, CURRENT, None)), ["encode_rows_bf16"]);
+    refused("the codes: at 0x60008, which is not aligned to 16 bytes", once(groups, CURRENT, Some(codes(8))));
+    refused("groups of 4 to 32 vectors", once(of_rows(64, 2, 64), CURRENT, None));
+    refused(
+        "codes in e4m3 beside e5m2",
+        once(groups, DeviceRecipe { format: Format::E5m2, ..CURRENT }, Some(codes(0))),
+    );
+    let past = DeviceHistory { history: at(7, 8), next: at(8, 8), takes: Takes::Max, previous: 1.0 };
+    refused("a delayed recipe", once(groups, DeviceRecipe { delayed: Some(past), ..CURRENT }, None));
+    let short = |l: &Noted| {
+        let [amax, scale, _] = factors(&groups);
+        l.encode_rows(&values(64, Format::Bf16, 0), &groups, &CURRENT, [amax, scale, at(5, 4)], None)
+    };
+    refused("descale: 4 bytes", short);
+    let encode = |by| move |l: &Noted| l.encode(&values(64, Format::Bf16, 0), &groups, at(4, 64), &codes(by));
+    assert_eq!(launched(encode(0)), ["encode_bf16_vectors"]);
+    assert_eq!(launched(encode(8)), ["encode_bf16_elements"], "codes off 16 bytes are written one by one");
+    let wide = [1, 1 << 28, 16];
+    let turn = |l: &Noted| {
+        let values = View::rows(at(1, 32 << 28), wide, Format::Bf16);
+        let groups =
+            GroupTable { row_group: at(0, 4), shape: [1, 1, 1], heads_each: 1 << 28, lanes_each: 16 };
+        let turned = (Format::E4m3, Area::nowhere(1 << 50, TurnedShape::of(wide).bytes()));
+        l.encode_turned(&values, &groups, Area::nowhere(1 << 40, 4), turned, None)
+    };
+    refused("268435456 heads of 16 lanes", turn);
 }

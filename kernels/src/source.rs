@@ -101,7 +101,8 @@ pub fn sources() -> Vec<Source> {
 
 /// Sources whose kernels wait for earlier launches themselves, so that they may be started early; and how the names of such
 /// kernels begin in other sources. The split shape's kernel may plan before it waits: its planning kernel is not among these.
-const OVERLAPPING: [&str; 5] = ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu", "quantise.cu"];
+const OVERLAPPING: [&str; 6] =
+    ["rows.cu", "rotation.cu", "merge.cu", "metadata.cu", "quantise.cu", "turned.cu"];
 const OVERLAPPING_KERNELS: [&str; 2] = ["forward_split_", "forward_merge_"];
 
 /// Kernels whose warps hand registers to each other (`setmaxnreg`): how their names begin, and the threads of a
@@ -259,6 +260,11 @@ mod tests {
             let bodies: Vec<&str> = text.split("__global__").skip(1).collect();
             let early = |body: &&&str| all || kinds.iter().any(|kind| body.contains(&**kind));
             assert!(!all || !bodies.is_empty());
+            assert!(
+                !all || !text.contains("__ldg("),
+                "{}: a load of constants may come before the wait",
+                source.file
+            );
             by_name += if all { 0 } else { bodies.iter().filter(early).count() };
             for body in bodies.iter().filter(early) {
                 let (head, first) = body.split_once("){").expect("a body");

@@ -6,7 +6,7 @@ use crate::block::THREADS;
 use crate::error::KernelError;
 use crate::gpu::{Gpu, Launch};
 use crate::memory::{Area, Argument};
-use crate::tables::{blocks, check_apart, on_bytes};
+use crate::tables::{ROWS_MAX, blocks, check_apart, on_bytes};
 use crate::view::View;
 
 /// The rows of a group, within which keys have an order of their own.
@@ -79,6 +79,11 @@ impl RawTurned {
         if !dim.is_multiple_of(VECTOR) || dim == 0 {
             let what = format!("codes of head dim {dim}; use a multiple of {VECTOR}");
             return Err(KernelError::shape(what));
+        }
+        if heads * dim > ROWS_MAX {
+            return Err(KernelError::shape(format!(
+                "{heads} heads of {dim} lanes; a row has at most {ROWS_MAX}"
+            )));
         }
         shape.check(to)?;
         let [rows, lanes, positions] = [rows, heads * dim, shape.positions].map(|number| number as u32);

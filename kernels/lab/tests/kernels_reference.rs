@@ -1,7 +1,8 @@
 //! The reference kernels, halves of statistics, sequences from segment ids, tables of segments, conversions between
-//! layouts, the operations of sequence-parallel regions and the simple kernels on calls with prefixes and sink tokens,
-//! run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and the simple forward in pages held to
-//! that in rows. So they are seen to be right without a GPU: `cargo test --test kernels_reference -- --ignored`.
+//! layouts, the operations of sequence-parallel regions, the quantiser with its turned copies, and the simple kernels on
+//! calls with prefixes and sink tokens, run on a CPU thread by thread and held to plain loops (`kernels_reference/`), and
+//! the simple forward in pages held to that in rows. So they are seen to be right without a GPU: `cargo test --test
+//! kernels_reference -- --ignored`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,26 +15,34 @@ use seamproof_simulator::{AttentionCall, RowPolicy, Segment};
 
 const SOURCE: &str = include_str!("../cuda/reference.cu");
 const ATTEND: &str = include_str!("../../cuda/attend.cu");
+const CODES: &str = include_str!("../../cuda/codes.cuh");
 const COMMON: &str = include_str!("../../cuda/common.cuh");
+const GROUPED: &str = include_str!("../../cuda/quantise.cuh");
 const MERGE: &str = include_str!("../../cuda/merge.cu");
 const METADATA: &str = include_str!("../../cuda/metadata.cu");
+const QUANTISE: &str = include_str!("../../cuda/quantise.cu");
 const ROTATION: &str = include_str!("../../cuda/rotation.cu");
 const ROWS: &str = include_str!("../../cuda/rows.cu");
+const TURNED: &str = include_str!("../../cuda/turned.cu");
 
 /// The test program holds everything that the checks are compiled from, so that it runs without a checkout.
-const CHECKS: [(&str, &str); 12] = [
+const CHECKS: [(&str, &str); 16] = [
     ("attend.h", include_str!("kernels_reference/attend.h")),
     ("bands.cpp", include_str!("kernels_reference/bands.cpp")),
     ("check.cpp", include_str!("kernels_reference/check.cpp")),
+    ("codes.h", include_str!("kernels_reference/codes.h")),
     ("conversions.cpp", include_str!("kernels_reference/conversions.cpp")),
     ("halves.cpp", include_str!("kernels_reference/halves.cpp")),
     ("narrow.cpp", include_str!("kernels_reference/narrow.cpp")),
     ("pages.cpp", include_str!("kernels_reference/pages.cpp")),
     ("packs.h", include_str!("kernels_reference/packs.h")),
+    ("quantise.cpp", include_str!("kernels_reference/quantise.cpp")),
     ("regions.cpp", include_str!("kernels_reference/regions.cpp")),
+    ("rooms.h", include_str!("kernels_reference/rooms.h")),
     ("segments.cpp", include_str!("kernels_reference/segments.cpp")),
     ("tables.cpp", include_str!("kernels_reference/tables.cpp")),
     ("threads.h", include_str!("kernels_reference/threads.h")),
+    ("turned.cpp", include_str!("kernels_reference/turned.cpp")),
 ];
 
 /// Faults of the count of alike weights, as edits of the source.
@@ -399,4 +408,44 @@ fn tables_of_segments_are_right_thread_by_thread() {
     let source = [pieces, segments, residues].concat();
     let run = |source: &str| run("tables.cpp", &[("slots.cuh", slots), ("source.cu", source)]);
     sees_each(&source, run, source_faults().filter(|fault| SEEN.contains(&fault.id)), SEEN.len());
+}
+
+/// Returns what kernels of codes have in common, and their source from `begin`.
+fn of_codes(source: &str, begin: &str) -> String {
+    let by_format = |name: &str| format!("template <int FORMAT>\n__device__ __forceinline__ {name}");
+    let by_vector = |name: &str| format!("template <int FORMAT, int N>\n__device__ __forceinline__ {name}");
+    let own = &source[source.find(begin).expect("the kernels")..];
+    [
+        part(COMMON, "constexpr u32 ALL_LANES", "// A slot;"),
+        part(COMMON, &by_format("float decode("), &by_format("u16 encode(")),
+        part(COMMON, "// N consecutive elements", "// 16 bytes, asked for"),
+        part(COMMON, &by_vector("void load("), "// EACH words"),
+        part(COMMON, &by_vector("float unpacked("), &by_vector("void store(")),
+        &CODES[CODES.find("// Four codes, the first in the lowest byte").expect("codes")..],
+        GROUPED,
+        own,
+    ]
+    .concat()
+}
+
+/// Test that magnitudes, factors and codes are those of the definition, and that the faults that are planted in them on a
+/// GPU are seen here too.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn the_quantiser_is_right_thread_by_thread() {
+    let source = of_codes(QUANTISE, "constexpr u32 IN_FLIGHT");
+    let run = |source: &str| run("quantise.cpp", &[("source.cu", source)]);
+    let faults = source_faults().filter(|fault| fault.edit.file == "quantise.cu");
+    sees_each(&source, run, faults, 15);
+}
+
+/// Test that turned copies have the codes of the definition in the order of tensor cores, and that the faults that are
+/// planted in them on a GPU are seen here too: a barrier that is left out as well, since late warps are late here.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn turned_copies_are_right_thread_by_thread() {
+    let source = of_codes(TURNED, "constexpr u32 ROWS");
+    let run = |source: &str| run("turned.cpp", &[("source.cu", source)]);
+    let faults = source_faults().filter(|fault| fault.edit.file == "turned.cu");
+    sees_each(&source, run, faults, 4);
 }

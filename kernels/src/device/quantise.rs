@@ -38,6 +38,19 @@ struct Factors {
     descale: Banded,
 }
 
+impl Factors {
+    fn areas<'a>(&self, memory: Area<'a>) -> Result<[Area<'a>; 3], KernelError> {
+        let area = |place: &Banded| memory.part(place.inner.clone());
+        Ok([area(&self.amax)?, area(&self.scale)?, area(&self.descale)?])
+    }
+}
+
+/// Returns the recipe, without a history.
+fn recipe(asked: &Quantisation) -> DeviceRecipe<'static> {
+    let (format, scale, margin) = (asked.element.format, asked.scale, asked.margin);
+    DeviceRecipe { format, scale, margin, delayed: None }
+}
+
 /// A tensor in a rank's memory.
 struct Tensor {
     shape: [usize; 3],
@@ -46,6 +59,8 @@ struct Tensor {
     format: Format,
     values: Banded,
     row_group: Range<usize>,
+    /// Whether each row group has a row here.
+    has_all_groups: bool,
     codes: Banded,
     turned: Option<Banded>,
 }
@@ -87,43 +102,81 @@ impl Workspace {
         memory: Area,
         from: CodesFrom,
     ) -> Result<(), KernelError> {
-        let (gpu, area) = (&self.gpu, |place: &Banded| memory.part(place.inner.clone()));
-        for rank in ranks {
-            for (tensor, factors) in rank.with_factors() {
-                gpu.largest(&tensor.view(memory)?, &tensor.table(memory)?, area(&factors.amax)?)?;
-            }
-        }
+        let of_ranks = || ranks.iter().flat_map(Rank::with_factors);
+        of_ranks().try_for_each(|(tensor, factors)| self.look(asked, tensor, factors, memory))?;
         self.take_largest(ranks, memory)?;
-        for rank in ranks {
-            let of_history = |(delayed, [history, next]): (&Delayed, &[Banded; 2])| {
-                let (takes, previous) = (delayed.takes, delayed.previous);
-                Ok(DeviceHistory { history: area(history)?, next: area(next)?, takes, previous })
-            };
-            let delayed = asked.delayed.as_ref().zip(rank.history.as_ref()).map(of_history).transpose()?;
-            let recipe = DeviceRecipe {
-                format: asked.element.format,
-                scale: asked.scale,
-                margin: asked.margin,
-                delayed,
-            };
-            for Factors { amax, scale, descale } in &rank.factors {
-                gpu.factors(&recipe, area(amax)?, area(scale)?, area(descale)?)?;
-            }
-            for (tensor, factors) in rank.with_factors() {
-                let (values, table, scale) =
-                    (tensor.view(memory)?, tensor.table(memory)?, area(&factors.scale)?);
-                let codes = View::rows(area(&tensor.codes)?, tensor.shape, asked.element.format);
-                match &tensor.turned {
-                    Some(turned) => {
-                        let turned = (asked.element.format, area(turned)?);
-                        let rows = (from == CodesFrom::Beside).then_some(&codes);
-                        gpu.encode_turned(&values, &table, scale, turned, rows)?;
-                    }
-                    None => gpu.encode(&values, &table, scale, &codes)?,
-                }
+        ranks.iter().try_for_each(|rank| self.make_factors(asked, rank, ranks.len() == 1, memory))?;
+        of_ranks().try_for_each(|(tensor, factors)| self.make_codes(asked, tensor, factors, memory, from))
+    }
+
+    /// Finds a tensor's magnitudes. Where its groups are single rows, it makes their factors and codes, too.
+    fn look(
+        &self,
+        asked: &Quantisation,
+        tensor: &Tensor,
+        factors: &Factors,
+        memory: Area,
+    ) -> Result<(), KernelError> {
+        let (values, table) = (tensor.view(memory)?, tensor.table(memory)?);
+        let [amax, scale, descale] = factors.areas(memory)?;
+        if !tensor.is_read_once(asked, &table, &values) {
+            return self.gpu.largest(&values, &table, amax);
+        }
+        let codes = tensor.codes_view(asked, memory)?;
+        let codes = tensor.turned.is_none().then_some(&codes);
+        self.gpu.encode_rows(&values, &table, &recipe(asked), [amax, scale, descale], codes)
+    }
+
+    /// Makes a rank's factors, but for those that are made already: of a rank alone, which has a row of each group.
+    fn make_factors(
+        &self,
+        asked: &Quantisation,
+        rank: &Rank,
+        is_alone: bool,
+        memory: Area,
+    ) -> Result<(), KernelError> {
+        let area = |place: &Banded| memory.part(place.inner.clone());
+        let of_history = |(delayed, [history, next]): (&Delayed, &[Banded; 2])| {
+            let (takes, previous) = (delayed.takes, delayed.previous);
+            Ok::<_, KernelError>(DeviceHistory {
+                history: area(history)?,
+                next: area(next)?,
+                takes,
+                previous,
+            })
+        };
+        let delayed = asked.delayed.as_ref().zip(rank.history.as_ref()).map(of_history).transpose()?;
+        let recipe = DeviceRecipe { delayed, ..recipe(asked) };
+        for (tensor, factors) in rank.tensors.iter().zip(&rank.factors) {
+            let is_once = tensor.is_read_once(asked, &tensor.table(memory)?, &tensor.view(memory)?);
+            if !(is_alone && is_once && tensor.has_all_groups) {
+                let [amax, scale, descale] = factors.areas(memory)?;
+                self.gpu.factors(&recipe, amax, scale, descale)?;
             }
         }
         Ok(())
+    }
+
+    /// Makes the codes of a tensor that are not made yet.
+    fn make_codes(
+        &self,
+        asked: &Quantisation,
+        tensor: &Tensor,
+        factors: &Factors,
+        memory: Area,
+        from: CodesFrom,
+    ) -> Result<(), KernelError> {
+        let (values, table) = (tensor.view(memory)?, tensor.table(memory)?);
+        let ([_, scale, _], codes) = (factors.areas(memory)?, tensor.codes_view(asked, memory)?);
+        match &tensor.turned {
+            Some(turned) => {
+                let turned = (asked.element.format, memory.part(turned.inner.clone())?);
+                let rows = (from == CodesFrom::Beside).then_some(&codes);
+                self.gpu.encode_turned(&values, &table, scale, turned, rows)
+            }
+            None if tensor.is_read_once(asked, &table, &values) => Ok(()),
+            None => self.gpu.encode(&values, &table, scale, &codes),
+        }
     }
 
     /// Gives each rank the largest magnitudes of all.
@@ -227,13 +280,29 @@ impl Tensor {
         let turned =
             (turns && from != CodesFrom::Rows).then(|| stretch.banded(TurnedShape::of(shape).bytes()));
         let table: Vec<u8> = row_group.iter().flat_map(|group| group.to_le_bytes()).collect();
+        let mut has_group = vec![false; groups.shape()[0]];
+        for group in row_group.iter().filter(|group| **group >= 0) {
+            has_group[*group as usize] = true;
+        }
+        let has_all_groups = has_group.iter().all(|has| *has);
         let row_group = stretch.push(&table);
         let codes = stretch.banded(values.len());
-        Tensor { shape, groups, each, format, values: place, row_group, codes, turned }
+        Tensor { shape, groups, each, format, values: place, row_group, has_all_groups, codes, turned }
+    }
+
+    /// Returns whether one launch makes magnitudes, factors, and codes in rows. A group has one row in all ranks then: of a
+    /// longer one, a rank may have a single row, and another rank the rest.
+    fn is_read_once(&self, asked: &Quantisation, table: &GroupTable, values: &View) -> bool {
+        let alone = asked.delayed.is_none() && !asked.shares_scale();
+        alone && asked.element.scaling.has_single_rows() && table.threads_of_row(values).is_some()
     }
 
     fn view<'a>(&self, memory: Area<'a>) -> Result<View<'a>, KernelError> {
         Ok(View::rows(memory.part(self.values.inner.clone())?, self.shape, self.format))
+    }
+
+    fn codes_view<'a>(&self, asked: &Quantisation, memory: Area<'a>) -> Result<View<'a>, KernelError> {
+        Ok(View::rows(memory.part(self.codes.inner.clone())?, self.shape, asked.element.format))
     }
 
     fn table<'a>(&self, memory: Area<'a>) -> Result<GroupTable<'a>, KernelError> {

@@ -2,7 +2,8 @@
 //!
 //! Values are in bf16, and become codes of e4m3. *Bytes* are those that must move: magnitudes read every value once, and
 //! codes read it a second time, since a value's scale is known only when all have been seen. The figure of both together
-//! counts both reads.
+//! counts both reads. Groups of single rows need one read, and have many factors: where the figures of such groups hold
+//! the making of factors, they count these. Scales that codes read are not counted.
 
 use std::io::Write;
 
@@ -87,6 +88,9 @@ pub fn quantise(gpu: &Gpu, to: &mut dyn Write) -> Result<(), BenchError> {
 const RECIPE: DeviceRecipe =
     DeviceRecipe { format: Format::E4m3, scale: ScaleRule::F32, margin: 0, delayed: None };
 
+/// Work of a launch, whose number it is told.
+type Work<'a> = &'a dyn Fn(usize) -> Result<(), KernelError>;
+
 fn figures(
     pools: &Pools,
     pack: &BenchPack,
@@ -112,21 +116,34 @@ fn figures(
         gpu.factors(&RECIPE, amax, scale, descale)
     };
     let encode = |launch| gpu.encode(&values(launch)?, &table, scale, &codes(launch)?.0);
+    let in_rows = |launch, codes: Option<&View>| {
+        gpu.encode_rows(&values(launch)?, &table, &RECIPE, [amax, scale, descale], codes)
+    };
+    let factors = |launch| in_rows(launch, None);
     let turn = |launch| gpu.encode_turned(&values(launch)?, &table, scale, codes(launch)?.1, None);
     let both = |launch| {
         let (rows, turned) = codes(launch)?;
         gpu.encode_turned(&values(launch)?, &table, scale, turned, Some(&rows))
     };
-    let mut line = |what: &str, bytes: usize, work: &dyn Fn(usize) -> Result<(), KernelError>| {
+    let mut line = |what: &str, bytes: usize, work: Work| {
         let line = pools.line((&pack.name, &format!("{name}: {what}")), (bytes, 2 * elements), work)?;
         writeln!(to, "{line}")?;
         Ok::<_, BenchError>(())
     };
-    line("magnitudes", 2 * elements, &largest)?;
+    let single = table.threads_of_row(&values(0)?).is_some() && scaling.has_single_rows();
+    let (what, more, first): (_, _, Work) =
+        if single { ("factors", 12 * table.count(), &factors) } else { ("magnitudes", 0, &largest) };
+    line(what, 2 * elements + more, first)?;
     line("codes", 3 * elements, &encode)?;
     line("turned", 3 * elements, &turn)?;
     line("codes and turned", 4 * elements, &both)?;
-    line("all in rows", 5 * elements, &|launch| largest(launch).and_then(|()| encode(launch)))?;
-    line("all turned", 5 * elements, &|launch| largest(launch).and_then(|()| turn(launch)))?;
-    line("all of both", 6 * elements, &|launch| largest(launch).and_then(|()| both(launch)))
+    match single {
+        true => {
+            let once = |launch| in_rows(launch, Some(&codes(launch)?.0));
+            line("all in rows, one read", 3 * elements + more, &once)?;
+        }
+        false => line("all in rows", 5 * elements, &|launch| first(launch).and_then(|()| encode(launch)))?,
+    }
+    line("all turned", 5 * elements + more, &|launch| first(launch).and_then(|()| turn(launch)))?;
+    line("all of both", 6 * elements + more, &|launch| first(launch).and_then(|()| both(launch)))
 }

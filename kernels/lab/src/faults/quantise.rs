@@ -70,12 +70,20 @@ pub(super) const QUANTISER_FAULTS: &[SourceFault] = faults! { SIMPLE;
             => "recipe.largest / amax",
         Detector::Codes;
     "codes-of-padding", MissingGuard, FA_1990, "quantise.cu",
-        "if (is_group(a, group[i])) codes_of_values"
+        "if (is_group(a, group)) codes_of_values"
             => "codes_of_values",
         Detector::Codes;
     "codes-of-neighbours-exchanged", Arithmetic, ("codes of two neighbours are exchanged", CVT), "quantise.cu",
         "codes_of<CODES>(product(i), product(i + 1), product(i + 2), product(i + 3))"
             => "codes_of<CODES>(product(i), product(i + 2), product(i + 1), product(i + 3))",
+        Detector::Codes;
+    "magnitude-of-a-part-of-a-row", LastSequence, ("an amax of some lanes alone", AMAX), "quantise.cu",
+        "apart < together; apart *= 2"
+            => "apart < 4; apart *= 2",
+        Detector::Codes;
+    "factors-of-two-heads-in-one-place", WrongSeam, FLASHINFER_4984, "quantise.cu",
+        "column.element / N >> __ffs(together) - 1"
+            => "column.element / N >> __ffs(together)",
         Detector::Codes;
     "turned-codes-of-another-format", WrongSeam, ("codes of e5m2 are written as e4m3", CVT), "turned.cu",
         "Values<E5M2, FORMAT>"

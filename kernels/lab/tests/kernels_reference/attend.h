@@ -5,10 +5,6 @@
 #include <cstdio>
 
 constexpr u32 WARPS = THREADS / LANES_OF_A_WARP;
-inline float __int_as_float(int x) { return bits_of<float>(x); }
-inline int __float_as_int(float x) { return bits_of<int>(x); }
-inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
-inline int __ffs(u32 word) { return __builtin_ffs(word); }
 inline float neg_infinity() { return -INFINITY; }
 // Numbers are f32 here.
 inline u16 f32_to_bf16(float) { return 0; }
@@ -16,7 +12,7 @@ inline u16 f32_to_fp16(float) { return 0; }
 inline float rounded_to(int, float value) { return value; }
 inline void atomicMax(int* at, int value) { *at = max(*at, value); }
 inline void atomicMin(u32* at, u32 value) { *at = min(*at, value); }
-// Rows are 64 bits wide, and sums of maxima go over a whole warp.
+// Rows are 64 bits wide.
 inline i64 rows_shown[THREADS];
 inline i64 __shfl_sync(u32, i64 value, int lane) {
     rows_shown[threadIdx.x] = value;
@@ -24,9 +20,6 @@ inline i64 __shfl_sync(u32, i64 value, int lane) {
     const i64 other = rows_shown[warp() + lane % 32];
     sync_warp();
     return other;
-}
-inline float __shfl_xor_sync(u32 all, float value, int by) {
-    return __shfl_sync(all, value, (threadIdx.x % LANES_OF_A_WARP) ^ by);
 }
 
 #include "common.cuh"

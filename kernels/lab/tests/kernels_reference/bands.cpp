@@ -82,7 +82,7 @@ int wrong(const Tensor& got, const std::vector<double>& want, const std::vector<
 int main() {
     for (size_t at = 0; at < CASES.size(); ++at) {
         Case c = CASES[at];
-        Draw draw{std::mt19937_64(at)};
+        Draw draw(at);
         const int rows = c.q_rows.size(), keys = c.kv_rows.size();
         Tensor q(rows, HEADS, DIM, NAN), dout = q, k(keys, 1, DIM, NAN), v = k;
         auto number = [&] { return (draw.below(65) - 32) / 16.0f; };

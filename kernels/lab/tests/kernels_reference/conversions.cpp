@@ -28,11 +28,6 @@ inline void __stcs(u32* at, u32 value) {
     outside += !to->holds(at);
     if (to->holds(at)) *at = value;
 }
-struct uint2 {
-    u32 x, y;
-};
-inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
-inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 #include "slots.cuh"
 
@@ -75,7 +70,7 @@ int row_of(const Pack& pack, int layout, int positions, int sequence, int positi
 
 // Whether a case is right.
 bool is_right(int seed, bool spoilt) {
-    Draw draw = {std::mt19937_64(seed)};
+    Draw draw(seed);
     Pack drawn = pack(draw);
     const int count = drawn.offset.size();
     int longest = 0;

@@ -35,7 +35,6 @@ inline u32 __ldcs(const u32* at) { return holds(from, at, 4) ? *at : 0; }
 template <class T> void __stcs(T* at, T value) {
     if (holds(to, at, sizeof value)) *at = value;
 }
-inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 #include "slots.cuh"
 
@@ -101,7 +100,7 @@ bool same(Tensor& a, Tensor& b) { return memcmp(a.vectors.data(), b.vectors.data
 
 // Whether a case is right.
 bool is_right(int seed, bool spoilt) {
-    Draw draw = {std::mt19937_64(seed)};
+    Draw draw(seed);
     Pack drawn = pack(draw);
     if (spoilt) spoil(draw, drawn);
     const int heads = 1 + draw.below(17), half = draw.below(2), count = drawn.offset.size();

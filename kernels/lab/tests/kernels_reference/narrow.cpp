@@ -13,7 +13,7 @@ int main() {
     const i64 far[] = {-1,           -0x80000000ll,  -0x80000001ll, 0x7fffffff,
                        0x80000000ll, (1ll << 32) + 5, 1ll << 62,     -(1ll << 62)};
     for (int seed = 0; seed < 40; ++seed) {
-        Draw draw{std::mt19937_64(seed)};
+        Draw draw(seed);
         const int counts[] = {0, 1, 5, 85, 86, 255, 256, 700}, count = counts[draw.below(8)];
         std::vector<i64> tables[3];
         std::vector<int> want;

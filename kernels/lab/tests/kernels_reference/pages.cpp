@@ -29,7 +29,7 @@ Drawn draw_pages(Draw& draw) {
     std::vector<int> names;
     // A page of nobody.
     for (int page = 0; page <= count; ++page) names.push_back(page);
-    std::shuffle(names.begin(), names.end(), draw.random);
+    draw.shuffle(names);
     drawn.kv_rows = (count + 1) * drawn.size;
     for (size_t s = 0; s < keys.size(); ++s) {
         for (int& page : drawn.pages[s]) page = names[page];
@@ -51,7 +51,7 @@ Drawn draw_pages(Draw& draw) {
 
 int main() {
     for (int seed = 0; seed < 150; ++seed) {
-        Draw draw{std::mt19937_64(seed)};
+        Draw draw(seed);
         Drawn drawn = draw_pages(draw);
         auto number = [&] { return (draw.below(65) - 32) / 16.0f; };
         Tensor q(drawn.q_rows, HEADS, DIM, 0), k(drawn.kv_rows, 1, DIM, NAN), v = k;

@@ -31,11 +31,6 @@ template <class T> void __stcs(T* at, T value) {
     if (to->holds(at, sizeof *at)) *at = value;
     else ++outside;
 }
-struct uint2 {
-    u32 x, y;
-};
-inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
-inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline u32 __funnelshift_r(u32 low, u32 high, u32 by) { return (u32)(((u64)high << 32 | low) >> by); }
 
 #include "slots.cuh"
@@ -106,7 +101,7 @@ template <u32 BYTES, class Unit> bool rotation_is_right(Draw& draw, int dim) {
 }
 
 const char* wrong(int seed) {
-    Draw draw = {std::mt19937_64(seed)};
+    Draw draw(seed);
     outside = 0;
     const char* found = nullptr;
     if (!layer_is_right(draw)) found = "layer";

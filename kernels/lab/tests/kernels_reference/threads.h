@@ -19,7 +19,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr u32 THREADS = 256, LANES_OF_A_WARP = 32;
-enum { F32, BF16, FP16 };
+enum { F32, BF16, FP16, E4M3, E5M2 };
 
 #define __device__
 #define __forceinline__ inline
@@ -32,10 +32,15 @@ enum { F32, BF16, FP16 };
 struct Index {
     int x, y;
 };
-inline Index threadIdx, blockIdx;
+inline Index threadIdx, blockIdx, gridDim;
+struct uint2 {
+    u32 x, y;
+};
 struct uint4 {
     u32 x, y, z, w;
 };
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 // Dynamic shared memory.
 alignas(16) inline u8 memory[256 * 1024];
 
@@ -119,14 +124,22 @@ template <class To, class From> To bits_of(From from) {
 inline double __longlong_as_double(u64 x) { return bits_of<double>(x); }
 inline u64 __double_as_longlong(double x) { return bits_of<u64>(x); }
 inline u32 __float_as_uint(float x) { return bits_of<u32>(x); }
+inline int __float_as_int(float x) { return bits_of<int>(x); }
+inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
+inline float __int_as_float(int x) { return bits_of<float>(x); }
 inline float __double2float_ru(double x) {
     const float near = (float)x;
     return (double)near < x ? nextafterf(near, INFINITY) : near;
 }
 inline float __fmul_ru(float x, float y) { return __double2float_ru((double)x * y); }
 inline float bf16_to_f32(u16 code) { return bits_of<float>((u32)code << 16); }
-// Not asked for here.
-inline float fp16_to_f32(u16) { return NAN; }
+inline float fp16_to_f32(u16 code) {
+    const int exponent = code >> 10 & 31, mantissa = code & 1023;
+    const float size = exponent == 31 ? (mantissa == 0 ? INFINITY : NAN)
+                     : exponent > 0   ? ldexpf(1024 + mantissa, exponent - 25)
+                                      : ldexpf(mantissa, -24);
+    return code >> 15 ? -size : size;
+}
 
 inline u32 atomicOr(u32* at, u32 bits) {
     const u32 before = *at;
@@ -139,12 +152,15 @@ inline u32 __ldcg(const u32* at) { return *at; }
 
 // What each lane has for the others of its warp. All of them come here, or the program would not end.
 inline u32 lanes[THREADS];
-template <class T> T __shfl_sync(u32, T value, int lane) {
+template <class T> T __shfl_sync(u32, T value, int lane, int width = LANES_OF_A_WARP) {
     lanes[threadIdx.x] = bits_of<u32>(value);
     sync_warp();
-    const T other = bits_of<T>(lanes[warp() + lane % 32]);
+    const T other = bits_of<T>(lanes[threadIdx.x / width * width + lane % width]);
     sync_warp();
     return other;
+}
+template <class T> T __shfl_xor_sync(u32 all, T value, int by) {
+    return __shfl_sync(all, value, (threadIdx.x % LANES_OF_A_WARP) ^ by);
 }
 inline u32 __ballot_sync(u32, bool vote) {
     lanes[threadIdx.x] = vote;
@@ -164,8 +180,9 @@ inline int __syncthreads_count(bool vote) {
 inline bool __syncthreads_or(bool vote) { return __syncthreads_count(vote) > 0; }
 inline bool __any_sync(u32 all, bool vote) { return __ballot_sync(all, vote) != 0; }
 inline int __popc(u32 word) { return __builtin_popcount(word); }
+inline int __ffs(u32 word) { return __builtin_ffs(word); }
 
-// What each lane has for the others of its four: a mask names no more.
+// What each lane has for the others of its four: of numbers of 64 bits a mask names no more.
 inline double shown[THREADS];
 inline double __shfl_xor_sync(u32, double x, int by) {
     const int quad = threadIdx.x / 4 * 4;
