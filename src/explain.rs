@@ -17,6 +17,7 @@
 //! where the subject's name shows it. An identity compares the case's run with others; where an identity is the
 //! finding, each of those runs is shown as well.
 
+mod descales;
 mod followed;
 mod further;
 mod line;
@@ -38,13 +39,15 @@ use seamproof_simulator::check::{CheckError, Held, HeldRows, Reading, TracedLaun
 use seamproof_simulator::schedule::{BufferId, Operation, Schedule, Step, Work};
 
 use crate::backends::unscheduled;
+pub use descales::descales;
+pub(crate) use descales::descales_there;
 pub(crate) use followed::{BandSums, Followed, Sum, seen_differences, words as operation_words};
 use further::further_runs;
 use line::{Line, tidy};
 use operation::{name, rows};
 pub use recorded::explain_recorded;
 use recorded::laid_out;
-use seamproof_judge::case::Case;
+use seamproof_judge::case::{Case, InputSource};
 use seamproof_judge::identity::identity;
 use seamproof_judge::prose::{self, counted};
 use seamproof_judge::subject::Backend;
@@ -98,8 +101,8 @@ impl Selection {
     }
 }
 
-/// Returns the lines before those of [`explain`]: the case's subject, its faults that no schedule shows, and the
-/// finding in the case. `other` says that the finding is another subject's.
+/// Returns the lines before those of [`explain`]: the case's subject, its faults that no schedule shows, the finding in
+/// the case, and the descales of its place. `other` says that the finding is another subject's.
 pub fn subject(case: &Case, other: bool) -> String {
     let mut text = format!("subject   {}\n", case.subject.name);
     for what in unscheduled(&case.subject.name) {
@@ -109,6 +112,11 @@ pub fn subject(case: &Case, other: bool) -> String {
     if let Some(found) = &case.found {
         let whose = if other { "of the file's own subject: " } else { "" };
         let _ = writeln!(text, "found     {whose}{found}");
+    }
+    if case.inputs == InputSource::Generated {
+        let finding = case.found.as_ref().map(|found| &found.finding);
+        let place = finding.map(|finding| finding.place).unwrap_or_default();
+        text += &descales(&case.problem, finding.and_then(|finding| finding.tensor), &place);
     }
     text
 }

@@ -152,6 +152,9 @@ pub struct Calibration {
     pub other_orders: BTreeSet<MergeOrder>,
     /// Sizes of tiles, of those that are tried, that differ in some case from what the instance declares.
     pub other_tiles: BTreeSet<usize>,
+    /// Sizes of tiles, absent for the declared one, of which some case has several in a row: only then has a row an order
+    /// of tiles.
+    pub several_tiles: BTreeSet<Option<usize>>,
     /// Score of each backward candidate, from dq, dk and dv; empty where gradients are not replayed: the subject shows
     /// no LSE or no tiles of a dS with factors, or there is no backward.
     pub backward: BTreeMap<BackwardFacts, Score>,
@@ -370,6 +373,14 @@ impl Calibration {
             forward,
             other_orders: others.into_keys().collect(),
             other_tiles: KV_TILES.into_iter().filter(|other| *other != tile).collect(),
+            several_tiles: ForwardFacts::all()
+                .filter(|facts| {
+                    let ascending = ForwardFacts { descending: false, ..*facts };
+                    let in_effect = |facts: ForwardFacts| trial.in_effect(facts.profile(tile));
+                    facts.descending && in_effect(*facts) != in_effect(ascending)
+                })
+                .map(|facts| facts.kv_tile)
+                .collect(),
             backward,
             declared: BTreeSet::from([Choices { weights, delta, group_sums, ds_weights }]),
             versions: backend.versions(),
@@ -385,6 +396,7 @@ impl Calibration {
         raise(&mut self.backward, other.backward);
         self.other_orders.extend(other.other_orders);
         self.other_tiles.extend(other.other_tiles);
+        self.several_tiles.extend(other.several_tiles);
         self.declared.extend(other.declared);
         self.versions.extend(other.versions);
         self
@@ -395,9 +407,12 @@ impl Calibration {
         merge.is_none_or(|order| self.other_orders.contains(&order))
     }
 
-    /// Whether a candidate differs in some case from the one that takes tiles and merges as declared.
+    /// Whether a candidate differs in some case from the one that takes tiles and merges as declared, and from the one
+    /// that takes its tiles in ascending order.
     fn is_apart(&self, facts: &ForwardFacts) -> bool {
-        self.has_order(facts.merge) && facts.kv_tile.is_none_or(|tile| self.other_tiles.contains(&tile))
+        self.has_order(facts.merge)
+            && facts.kv_tile.is_none_or(|tile| self.other_tiles.contains(&tile))
+            && (!facts.descending || self.several_tiles.contains(&facts.kv_tile))
     }
 
     /// Returns the candidates with these facts that explain out in every case, from the tightest order on.

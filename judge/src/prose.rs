@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
+use seamproof_oracle::quantise::{Delayed, Quantisation, QuantisationFields, Takes};
 use seamproof_oracle::{Alignment, Balance, Blocks, Call, Mask, Pass, Problem, Sequence, Sink};
 
 use crate::finding::Relation;
@@ -28,6 +29,21 @@ pub fn not_asked(counts: &BTreeMap<Relation, u64>) -> Option<String> {
 /// Returns the problem in one line.
 pub fn describe(problem: &Problem) -> String {
     describe_with(problem, &word(&problem.mode))
+}
+
+/// Returns the tensors of a quantisation and its recipe, in one line.
+pub fn describe_recipe(asked: &Quantisation) -> String {
+    let QuantisationFields { tensors, element, scale, margin, delayed, .. } = &**asked;
+    let names: Vec<String> = tensors.iter().map(ToString::to_string).collect();
+    let mut line = format!("{} to {element}, scale {scale}", names.join(", "));
+    if *margin != 0 {
+        let _ = write!(line, ", margin {margin}");
+    }
+    if let Some(Delayed { history, takes, previous }) = delayed {
+        let taken = if *takes == Takes::Max { "largest" } else { "newest" };
+        let _ = write!(line, ", of the {taken} of {history:?}, or {previous}");
+    }
+    line
 }
 
 /// Returns the problem of a recorded run in one line. Its values were not drawn.

@@ -40,6 +40,8 @@
 //! (all gradients 35 where they are `Delayed`). The exponent is near that at which the quantity fills its format: see
 //! `own_scales`.
 
+use std::fmt;
+
 use crate::exact;
 use crate::hash::{Tensor, absorb, below, lane_hash, mix};
 use crate::subject::PaddingInputs;
@@ -598,10 +600,21 @@ pub enum Poison {
     /// Finite values, exact in every format, that dwarf ordinary logits: a padding key that is seen wins the softmax.
     /// They are no larger than that, so a subject that asks for finite padding may multiply them.
     Large,
-    /// Infinities of both signs.
+    /// Infinities of both signs; NaN in a format that conversions give none.
     Infinity,
     /// NaNs of both signs, quiet and signalling, with payloads that fit 7 bits.
     Nan,
+}
+
+impl fmt::Display for Poison {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Poison::Zero => "zeros",
+            Poison::Large => "large numbers",
+            Poison::Infinity => "infinities",
+            Poison::Nan => "NaN",
+        })
+    }
 }
 
 impl Poison {
@@ -614,6 +627,11 @@ impl Poison {
         /// Constant that sets this draw apart from other uses of the data seed.
         const DRAW: u64 = 0x9015_0201;
         if mix(problem.data_seed ^ DRAW).is_multiple_of(4) { Poison::Infinity } else { Poison::Nan }
+    }
+
+    /// Returns the poison that a format holds: NaN for infinities where conversions make none.
+    fn of_format(self, format: Format) -> Poison {
+        if self == Poison::Infinity && format.saturates() { Poison::Nan } else { self }
     }
 
     /// Returns the two fills that a padding contract allows, the stronger one first: the judge runs a case under both.
@@ -644,9 +662,14 @@ impl Poison {
 /// The arrays must have the problem's shapes; rows beyond the problem's own count as not real.
 pub fn poison(inputs: &mut Inputs, problem: &Problem, poison: Poison) {
     let (q, kv) = (real_q_rows(problem), real_kv_rows(problem));
-    for (tensor, real) in
-        [(&mut inputs.q, &q), (&mut inputs.dout, &q), (&mut inputs.k, &kv), (&mut inputs.v, &kv)]
-    {
+    let Inputs { q: of_q, k, v, dout, .. } = inputs;
+    for (name, tensor, real) in [
+        (TensorName::Q, of_q, &q),
+        (TensorName::Dout, dout, &q),
+        (TensorName::K, k, &kv),
+        (TensorName::V, v, &kv),
+    ] {
+        let poison = poison.of_format(problem.precision.of(name).format);
         poison_rows(tensor.view_mut(), Axis(0), real, poison);
     }
 }

@@ -16,6 +16,7 @@ import seamproof
     masks=seamproof.bottom_right(windows=True),
     layout=seamproof.packed(padding=True, gaps=True, first_offset=True, slack=True),
     arithmetic={"accumulation": "f32-serial", "weights": "before-normalisation", "weight_exponent": 8},
+    padding_inputs="anything",
     backward=False,
 )
 def attention(p, q, k, v, dout=None, sink=None):

@@ -89,6 +89,7 @@ def precision(dout, gradients):
     table={"precisions": [precision(CODES, CODES), precision(HYBRID, HYBRID), precision(CODES, HYBRID)]},
     masks=seamproof.bottom_right(windows=True),
     layout=seamproof.packed(padding=True, gaps=True, first_offset=True, slack=True),
+    padding_inputs="anything",
     arithmetic={
         "accumulation": "f32-serial",
         "weights": "before-normalisation",

@@ -228,6 +228,9 @@ def narrowed(declared: Mapping[str, Any], narrowing: Mapping[str, Any]) -> dict[
 def _formats(formats: Iterable[str]) -> list[str]:
     """Returns formats, of which those in FP8 name a scaling: `e4m3/sequence-group`."""
     listed = _list(formats)
+    for form in listed:
+        if form in FP8:
+            raise DeclarationError(f"formats: {form!r} names no scaling; write '{form}/sequence-group' or another one")
     scaled = [form for form in listed if "/" in form]
     _known([form.partition("/")[0] for form in scaled], FP8, "formats with a scaling")
     _known([form for form in listed if "/" not in form], FORMATS, "formats")

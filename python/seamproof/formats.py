@@ -39,8 +39,10 @@ _E4M3_ORDER = np.arange(0x7F)
 def narrow(values: np.ndarray, form: str) -> np.ndarray:
     """Returns f32 values that are numbers of a narrower format as that format's codes, of 16 bits or of 8."""
     if form == "e5m2":
-        # The upper half of fp16.
-        return (narrow(values, "fp16") >> 8).astype(np.uint8)
+        # The upper half of fp16. A NaN whose payload lies in the lower half would be an infinity.
+        codes = (narrow(values, "fp16") >> 8).astype(np.uint8)
+        codes[np.isnan(values)] |= 0x02
+        return codes
     if form == "e4m3":
         places = _E4M3[_E4M3_ORDER].searchsorted(np.abs(values))
         codes = _E4M3_ORDER[np.minimum(places, len(_E4M3_ORDER) - 1)].astype(np.uint8)

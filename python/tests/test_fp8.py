@@ -164,3 +164,17 @@ def test_a_wrong_quantiser_of_given_scales_is_found(tmp_path, what):
     assert text.count(right) == 1
     with pytest.raises(AssertionError):
         seamproof.check(load(tmp_path / "wrong.py", text.replace(right, wrong)), cases=40, seed=1)
+
+
+@pytest.mark.parametrize("form", ["e4m3", "e5m2"])
+def test_a_nan_stays_one_whatever_its_payload(form):
+    # The payloads of the first two do not fit two bits.
+    bits = np.array([0x7F810000, 0xFF9F0000, 0x7FC00000], np.uint32)
+    codes = narrow(bits.view(np.float32), form)
+    assert np.isnan(widen(codes, form)).all()
+    assert (codes >> 7).tolist() == [0, 1, 0]
+
+
+def test_a_format_in_8_bits_names_its_scaling():
+    with pytest.raises(seamproof.DeclarationError, match="'e4m3' names no scaling; write 'e4m3/sequence-group'"):
+        seamproof.subject(formats=["e4m3"])(lambda p, q, k, v: None)

@@ -204,6 +204,7 @@ impl Tally {
         let case = QuantisationCase { version: CASE_VERSION, story: None, quantisation: small };
         write_whole(&file, &case.to_json())?;
         print_line(&format_args!("smallest  {} · {finding}", prose::describe(&case.quantisation.problem)));
+        print_line(&format_args!("recipe    {}", prose::describe_recipe(&case.quantisation)));
         print_line(&format_args!("again:    {}", typed(&quantise_command(&file, &args.backend))));
         if self.kept.len() == KEPT_MAX {
             print_line("others    of further checks and tensors are counted, and not kept");

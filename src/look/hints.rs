@@ -67,6 +67,10 @@ pub(super) fn hints(problem: &Problem, maps: &[ErrorMap], seen: &[SeenRow]) -> V
              scale, the cap, the sink, or rows of q or k that are another place’s or head’s), and not the mask."
                 .to_owned(),
         ),
+        // Gradients are not compared where a result of the forward is wrong.
+        (false, false) if past(TensorName::MaxLogit) => {
+            hints.push("Of the forward's results max_logit alone is past its bound.".to_owned());
+        }
         (false, false) => {
             hints.push(format!("The forward is right, and the backward is not: wrong are {}.", wrong.join(", ")));
         }
@@ -107,8 +111,13 @@ pub(super) fn factor(problem: &Problem, map: &ErrorMap) -> Option<String> {
     let says = agree && mean.is_finite() && mean > 0.0 && (mean - 1.0).abs() > FACTOR_LEAST;
     match (says, is_logit) {
         (true, true) if problem.softmax.softcap.is_none() => Some(format!(
-            "The largest logit of each wrong head is about {} times the exact one: as with another scale.",
-            ratio(mean)
+            "The largest logit of each wrong head is about {} times the exact one: as with another scale{}.",
+            ratio(mean),
+            if problem.precision.q.is_scaled() || problem.precision.k.is_scaled() {
+                " or descale"
+            } else {
+                ""
+            }
         )),
         (true, false) => Some(format!(
             "Each wrong row of {} is about {} times the exact one at its worst element.",
@@ -145,6 +154,17 @@ pub(super) mod tests {
         let maps = judge.error_maps(backend, &problem).expect("it runs");
         let seen = judge.seen(backend, &problem).expect("it runs");
         hints(&problem, &maps, &seen)
+    }
+
+    /// Test that a largest logit alone is a result of the forward.
+    #[test]
+    fn a_largest_logit_that_is_wrong_is_no_gradient() {
+        let (problem, judge) = (problem(), Judge::default());
+        let mut maps = judge.error_maps(&Emulated::default(), &problem).expect("it runs");
+        let of_heads = maps.iter_mut().find(|map| map.tensor == TensorName::MaxLogit);
+        of_heads.expect("largest logits are shown").rows[0].ratio = 2.0;
+        let told = hints(&problem, &maps, &[]).join(" ");
+        assert!(told.starts_with("Of the forward's results max_logit alone"), "{told}");
     }
 
     /// Test that each kind of mistake is placed where it is, and that nothing is said of a right subject.

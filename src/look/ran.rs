@@ -3,14 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use seamproof_judge::case::InputSource;
 use seamproof_judge::ladder::ErrorMap;
 use seamproof_judge::prose::counted;
 use seamproof_oracle::TensorName;
 
 use super::svg::ratio;
 use super::{Look, errors, hints, mask};
+use crate::explain::descales_there;
 use seamproof_judge::ladder::SeenRow;
 
+/// Results of a forward.
+const FORWARD: [TensorName; 3] = [TensorName::Lse, TensorName::Out, TensorName::MaxLogit];
 /// Largest number of sequences whose wrong places are named.
 const SEQUENCES_MAX: usize = 8;
 /// Largest number of runs of rows, or of heads, that are named of a sequence.
@@ -21,12 +25,13 @@ impl Look<'_> {
     pub fn ran(&self) -> String {
         let (problem, run) = (&self.case.problem, &self.run);
         let is_past = |tensor| ErrorMap::is_past(&run.errors, tensor);
-        let is_forward_wrong = is_past(TensorName::Lse) || is_past(TensorName::Out);
+        let is_forward_wrong = FORWARD.into_iter().any(is_past);
         if run.errors.is_empty() && run.seen.is_empty() {
             return String::new();
         }
         let mut lines: Vec<String> =
             run.errors.iter().filter(|map| !map.rows.is_empty()).flat_map(of_tensor).collect();
+        lines.extend(self.descales());
         lines.extend(hints::hints(problem, &run.errors, &run.seen));
         lines.extend(hints::misread(problem, &run.read));
         lines.extend(mask::differences(problem, self.followed().as_ref(), &run.seen));
@@ -37,6 +42,16 @@ impl Look<'_> {
             "\nrun       one more, its results beside the exact ones; a place is a row and a head\n{}",
             lines.concat()
         )
+    }
+}
+
+impl Look<'_> {
+    /// Returns the descales at the worst place of the first tensor that is wrong.
+    fn descales(&self) -> Option<String> {
+        let is_drawn = self.case.inputs == InputSource::Generated;
+        let wrong = self.run.errors.iter().find(|map| map.past().next().is_some()).filter(|_| is_drawn)?;
+        descales_there(&self.case.problem, Some(wrong.tensor), &wrong.worst()?.place)
+            .map(|told| format!("{}: {told}", wrong.tensor))
     }
 }
 

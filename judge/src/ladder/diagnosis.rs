@@ -147,7 +147,7 @@ pub(super) fn explain(
     right: impl Fn(usize, usize) -> RightRow,
     finding: &mut Finding,
 ) {
-    let Evidence { problem, inputs, first: rank, .. } = *evidence;
+    let Evidence { problem, first: rank, .. } = *evidence;
     let Place { sequence: Some(sequence), head: Some(head), row: Some(query), .. } = finding.place else {
         return;
     };
@@ -155,6 +155,7 @@ pub(super) fn explain(
         return;
     }
     let Some(both) = problem.sequences.get(sequence) else { return };
+    let inputs = &*evidence.inputs.values(problem);
     let visible = problem.mask.visible(query, both.q.len, both.kv.len);
     let words = |saw: String| format!("query {query} of sequence {sequence} {saw}");
     let told = if !visible.is_empty() && saw_nothing(problem, inputs, rank, (both.q.row(query), head)) {
@@ -272,13 +273,13 @@ fn suspect_of_out(
 /// Adds to a finding about a row of a gradient what it seems to have made of the rows of the other side: the pair that
 /// it lacks or has too much, where it is one of dq or dv, or the rank whose rows were wrong. `right` returns the right
 /// lanes of a row of the problem's tensors and a head.
-pub(super) fn explain_gradient<'a>(
-    evidence: &Evidence<'a>,
+pub(super) fn explain_gradient(
+    evidence: &Evidence<'_>,
     got: &RankGradients,
-    (saved, right): (SavedViews<'a>, impl Fn(usize, usize) -> Vec<f64>),
+    (saved, right): (SavedViews<'_>, impl Fn(usize, usize) -> Vec<f64>),
     finding: &mut Finding,
 ) {
-    let Evidence { problem, inputs, .. } = *evidence;
+    let problem = evidence.problem;
     let (Some(tensor), Place { sequence: Some(sequence), head: Some(head), row: Some(row), .. }) =
         (finding.tensor, finding.place)
     else {
@@ -290,6 +291,8 @@ pub(super) fn explain_gradient<'a>(
         TensorName::Dv => &got.dv,
         _ => return,
     };
+    let values = evidence.inputs.values(problem);
+    let (inputs, saved) = (&*values, saved.view());
     // dk has the lanes of the queries, which differ from 0 in one alone where that carries the logit.
     let one_lane = matches!(problem.mode, InputMode::Shadowed | InputMode::Rising);
     let dim = if one_lane && tensor == TensorName::Dk { 1 } else { got.dim().2 };

@@ -13,8 +13,9 @@ use seamproof_oracle::envelope::{Arithmetic, Delta, Model};
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Run, Saved, TensorName};
 
+use super::descales;
 use super::evidence::Evidence;
-use super::hypotheses::{MASK_MISTAKES, MaskMistake, are_asked, in_words, short};
+use super::hypotheses::{Left, MASK_MISTAKES, MaskMistake, are_asked, in_words, left_max, short};
 use crate::subject::RankGradients;
 
 /// Smallest number of elements that must differ from 0 beyond their bounds, for a factor to be told: one that a mistake
@@ -61,7 +62,10 @@ pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String>
     let got = wrong.of_subject()?;
     let runs = evidence.problem.sequences.iter().map(|both| run_of(both, wrong.tensor.side())).collect();
     let case = Case { evidence, wrong, got, right, runs };
-    let mut told = [case.factors(), case.others(), case.moves(), case.heads(), case.masks()].concat();
+    let named = [case.factors(), case.descales()].concat();
+    let factor = if named.is_empty() { case.other_factor() } else { None };
+    let mut told = [named, case.others(), case.moves(), case.heads(), case.masks()].concat();
+    told.extend(factor);
     told.extend(case.remainder());
     told.extend(case.delta());
     in_words(&told)
@@ -115,7 +119,16 @@ impl Case<'_> {
 
     /// Whether a mistake explains the gradient. Bounds so wide that the right one would do as well explain nothing.
     fn explains(&self, Mistaken { exact, bound }: &Mistaken) -> bool {
-        self.holds(exact, bound) && !self.holds(&self.right.exact, bound)
+        self.holds(exact, bound) && !self.holds(&self.right.exact, bound) && self.is_near(exact, bound)
+    }
+
+    /// Whether a mistake leaves little of the error of the elements that are wrong, and of which it says anything.
+    fn is_near(&self, exact: &Array3<f64>, bound: &Array3<f64>) -> bool {
+        let mut left = Left::default();
+        for at in self.places().filter(|at| bound[*at] < f64::INFINITY) {
+            left.add([self.got[at]; 2], [exact[at], self.right.exact[at]], self.right.bound[at]);
+        }
+        left.share() <= left_max(self.problem())
     }
 
     /// Whether each element lies within its bound of a value.
@@ -131,31 +144,44 @@ impl Case<'_> {
         self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count()
     }
 
-    /// Returns the factors by which all elements are off.
-    fn factors(&self) -> Vec<String> {
+    /// Returns the gradient with all elements multiplied.
+    fn times(&self, factor: f64) -> Mistaken {
         let Mistaken { exact, bound } = &self.right;
+        let of = |bound: &f64, exact: &f64| factor.abs() * (bound + EDIT_ERROR * exact.abs());
+        Mistaken { exact: exact * factor, bound: Zip::from(bound).and(exact).map_collect(of) }
+    }
+
+    /// Returns the factors that mistakes give and by which all elements are off.
+    fn factors(&self) -> Vec<String> {
         let heavy = self.heavy(&self.right);
-        let by = |factor: f64| Mistaken {
-            exact: exact * factor,
-            bound: Zip::from(bound)
-                .and(exact)
-                .map_collect(|bound, exact| factor.abs() * (bound + EDIT_ERROR * exact.abs())),
-        };
-        let tensor = self.wrong.tensor;
         let named = |(factor, words): (f64, String)| {
             let least = ELEMENTS_MIN[usize::from(factor == 0.0 || factor.abs() == 1.0)];
             let asks = heavy >= least && (factor - 1.0).abs() > EDIT_ERROR;
-            (asks && self.explains(&by(factor))).then_some(words)
+            (asks && self.explains(&self.times(factor))).then_some(words)
         };
-        let told: Vec<String> = self.named_factors().into_iter().filter_map(named).collect();
-        if !told.is_empty() || heavy < ELEMENTS_MIN[2] {
-            return told;
-        }
-        let factor = self.fitted();
+        self.named_factors().into_iter().filter_map(named).collect()
+    }
+
+    /// Returns any other factor by which all elements are off.
+    fn other_factor(&self) -> Option<String> {
+        let (tensor, factor) = (self.wrong.tensor, self.fitted());
         let is_other = factor.is_finite() && (factor - 1.0).abs() > FACTOR_MIN && factor.abs() > FACTOR_MIN;
-        let says = is_other && self.explains(&by(factor));
+        let asks = is_other && self.heavy(&self.right) >= ELEMENTS_MIN[2];
         let words = || format!("{tensor} was about {factor:.2} times what it should be everywhere");
-        says.then(words).into_iter().collect()
+        (asks && self.explains(&self.times(factor))).then(words)
+    }
+
+    /// Returns the mistakes with descales and with the format of codes. dv has no part of v.
+    fn descales(&self) -> Vec<String> {
+        let told = descales::told(self.problem(), self.evidence.inputs, |mistake| {
+            let is_of_v = mistake.tensors == [TensorName::V];
+            if mistake.of_v.is_some() || is_of_v && self.wrong.tensor == TensorName::Dv {
+                return false;
+            }
+            let of_backward = self.of_backward(&mistake.problem, &mistake.inputs, self.wrong.saved);
+            of_backward.is_some_and(|descaled| self.explains(&descaled))
+        });
+        told.into_iter().map(|words| format!("in the backward {words}")).collect()
     }
 
     /// Returns factors that mistakes give, with the words for each.

@@ -6,7 +6,8 @@
 //! envelope of that, and if some element lies outside the envelope of the right results. Where several mistakes give
 //! the same results, all of them are told.
 
-use std::cell::OnceCell;
+use std::borrow::Cow;
+use std::cell::{Cell, OnceCell};
 
 use ndarray::{Array, Array1, Array2, Array3, Dimension, Zip, s};
 use seamproof_oracle::blocked::{self, Answer, Tiers};
@@ -14,11 +15,12 @@ use seamproof_oracle::envelope::Model;
 use seamproof_oracle::sharding::run_of;
 use seamproof_oracle::{
     Alignment, Element, Format, ForwardResults, Inputs, Mask, Precision, Problem, ProblemFields, Side, Sink,
-    Softmax,
+    Softmax, TensorName,
 };
 
 use super::across::{ACROSS_MISTAKES, AcrossMistake, Pack};
 use super::bounds::{Comparison, FORWARD, forward};
+use super::descales;
 use super::evidence::{Depth, Evidence, products};
 use super::pairs::logit;
 use super::runs::{fills, poisoned};
@@ -41,6 +43,17 @@ const EDIT_ERROR: f64 = 1.0 / (1 << 22) as f64;
 
 /// Relative error of a 16-bit format's rounding.
 const ROUNDING: f64 = 1.0 / (1 << 8) as f64;
+
+/// Returns the largest share of the wrong elements' error, in size, that a mistake may leave. In FP8 bounds of large logits
+/// are wide, and hold a mistake that is not the right one. Elsewhere they are narrow, and an error that is hardly past its
+/// bound is roundings for the most part, which no mistake explains.
+pub(super) fn left_max(problem: &Problem) -> f64 {
+    if problem.precision.has_scales() { 0.25 } else { f64::INFINITY }
+}
+
+/// Largest multiple of what a mistake with descales leaves that a wrong scale may leave, beside a rounding, to be told as
+/// well.
+const CLOSER: f64 = 4.0;
 
 /// The LSE of a row, and the largest logit of its keys.
 #[derive(Clone, Copy)]
@@ -176,9 +189,12 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
     if holds(evidence, evidence.problem, evidence.first, &right) {
         return None;
     }
-    let case = Case { evidence, right, largest: OnceCell::new() };
+    let values = evidence.inputs.values(evidence.problem);
+    let left_by_descales = Cell::new(f64::INFINITY);
+    let case = Case { evidence, right, values, largest: OnceCell::new(), left_by_descales };
     let mut told =
-        [case.lse(), case.softmax(), case.scale(), case.sight(), case.across(), case.mask()].concat();
+        [case.descales(), case.lse(), case.softmax(), case.scale(), case.sight(), case.across(), case.mask()]
+            .concat();
     told.extend(case.places());
     told.extend(case.reading());
     in_words(&told)
@@ -232,8 +248,12 @@ fn holds(
 struct Case<'a> {
     evidence: &'a Evidence<'a>,
     right: Answer<ForwardResults>,
+    /// The inputs without scales.
+    values: Cow<'a, Inputs>,
     /// Largest logit of each row, once it was asked for.
     largest: OnceCell<Array2<f64>>,
+    /// Least share of the error that a mistake with descales leaves; infinite where none explains the results.
+    left_by_descales: Cell<f64>,
 }
 
 impl Case<'_> {
@@ -247,20 +267,60 @@ impl Case<'_> {
         answer(self.evidence, problem, &inputs)
     }
 
-    /// Whether an answer explains the first of two results, and the right one does not explain the second within the
-    /// same bounds: bounds so wide explain nothing. Nearly always both are the subject's results.
-    fn explains(
+    /// Whether an answer explains the first of two results. Nearly always both are the subject's results.
+    fn explains(&self, problem: &Problem, both: [&RankOutputs; 2], answer: Answer<ForwardResults>) -> bool {
+        self.unexplained(problem, both, answer).is_some()
+    }
+
+    /// Returns the share of the error that an answer leaves, if it explains the first of two results and the right one
+    /// does not explain the second within the same bounds: bounds so wide explain nothing.
+    fn unexplained(
         &self,
         problem: &Problem,
         [results, beside]: [&RankOutputs; 2],
         mut answer: Answer<ForwardResults>,
-    ) -> bool {
+    ) -> Option<f64> {
         self.narrow(&mut answer);
         if !holds(self.evidence, problem, results, &answer) {
-            return false;
+            return None;
+        }
+        let left = self.left([results, beside], &answer.exact);
+        if left > left_max(self.evidence.problem) {
+            return None;
         }
         let of_right = Answer { exact: self.right.exact.clone(), ..answer };
-        !holds(self.evidence, problem, beside, &of_right)
+        (!holds(self.evidence, problem, beside, &of_right)).then_some(left)
+    }
+
+    /// Returns the share of the wrong elements' error that predicted results leave, in the tensor where it is largest. The
+    /// wrong ones are those of `beside`.
+    fn left(&self, [results, beside]: [&RankOutputs; 2], predicted: &ForwardResults) -> f64 {
+        let Evidence { problem, .. } = *self.evidence;
+        let Answer { exact: right, bound: Some(Tiers { worst: bound, .. }) } = &self.right else {
+            return 0.0;
+        };
+        let rows = || problem.sequences.iter().flat_map(|sequence| sequence.q.real_rows());
+        let heads = || 0..problem.heads.q;
+        let mut out = Left::default();
+        for at in rows().flat_map(|row| {
+            heads().flat_map(move |head| (0..problem.dims.v).map(move |lane| [row, head, lane]))
+        }) {
+            out.add([results.out[at], beside.out[at]], [predicted.out[at], right.out[at]], bound.out[at]);
+        }
+        let mut lse = Left::default();
+        if let (Some(got), Some(beside)) = (&results.lse, &beside.lse) {
+            for at in rows().flat_map(|row| heads().map(move |head| [head, row])) {
+                lse.add([got[at], beside[at]], [predicted.lse[at], right.lse[at]], bound.lse[at]);
+            }
+        }
+        let mut largest = Left::default();
+        if let (Some(got), Some(beside)) = (&results.max_logit, &beside.max_logit) {
+            for at in heads() {
+                let exact = [predicted.max_logit[at], right.max_logit[at]];
+                largest.add([got[at], beside[at]], exact, bound.max_logit[at]);
+            }
+        }
+        [out, lse, largest].iter().map(Left::share).fold(0.0, f64::max)
     }
 
     /// Bounds the elements whose bound says nothing, which very large logits give: nearly all of the error must be
@@ -277,8 +337,13 @@ impl Case<'_> {
 
     /// Whether the subject's results are right for another problem.
     fn solves(&self, problem: &Problem) -> bool {
-        let answer = self.answer(problem, self.evidence.inputs);
-        answer.is_some_and(|answer| self.explains(problem, [self.evidence.first; 2], answer))
+        self.left_by(problem).is_some()
+    }
+
+    /// Returns the share of the error that is left where the subject's results are right for another problem.
+    fn left_by(&self, problem: &Problem) -> Option<f64> {
+        let answer = self.answer(problem, self.evidence.inputs)?;
+        self.unexplained(problem, [self.evidence.first; 2], answer)
     }
 
     /// Returns the problem with an edited softmax; `None` where the edit changes nothing or gives no problem.
@@ -301,8 +366,10 @@ impl Case<'_> {
 
     /// Returns the first mistake of programs on several ranks that explains the results.
     fn sight(&self) -> Vec<String> {
-        let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let Some(dealt) = DealtCase::new(problem, inputs, &self.evidence.ranks()) else { return Vec::new() };
+        let Evidence { problem, first, .. } = *self.evidence;
+        let Some(dealt) = DealtCase::new(problem, &self.values, &self.evidence.ranks()) else {
+            return Vec::new();
+        };
         // The same for every mistake in a merge.
         let may_be_merged =
             first.lse.as_ref().is_none_or(|lse| dealt.may_be_merged(lse, &self.right.exact.lse));
@@ -318,8 +385,8 @@ impl Case<'_> {
 
     /// Returns the first mistake about which sequence a key is of that explains the results.
     fn across(&self) -> Vec<String> {
-        let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let Some(pack) = Pack::new(problem, inputs) else { return Vec::new() };
+        let Evidence { problem, first, .. } = *self.evidence;
+        let Some(pack) = Pack::new(problem, &self.values) else { return Vec::new() };
         let explains =
             |mistake: &&AcrossMistake| self.are(pack.results(mistake, &self.right.exact), first.lse.clone());
         ACROSS_MISTAKES.iter().find(explains).map(|mistake| mistake.words.to_owned()).into_iter().collect()
@@ -378,7 +445,7 @@ impl Case<'_> {
     /// Returns the largest logit of each row; −∞ for a row that sees no key, and for one that is not real.
     fn largest(&self) -> &Array2<f64> {
         self.largest.get_or_init(|| {
-            let Evidence { problem, inputs, .. } = *self.evidence;
+            let (problem, inputs) = (self.evidence.problem, &*self.values);
             let mut largest = Array2::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
             for sequence in &problem.sequences {
                 for (i, row) in sequence.q.real_rows().enumerate() {
@@ -424,7 +491,9 @@ impl Case<'_> {
             }
         }
         let solves = |(scale, _): &(f32, Vec<&str>)| {
-            self.edited(|softmax| softmax.scale = *scale).is_some_and(|problem| self.solves(&problem))
+            let left =
+                self.edited(|softmax| softmax.scale = *scale).and_then(|problem| self.left_by(&problem));
+            left.is_some_and(|left| left <= CLOSER * self.left_by_descales.get() + ROUNDING)
         };
         let words = |(scale, origins): (f32, Vec<&str>)| {
             let times = short(f64::from(scale) / f64::from(asked));
@@ -474,6 +543,51 @@ impl Case<'_> {
         edits.iter().find(explains).map(words)
     }
 
+    /// Returns the mistakes with descales and with the format of codes. Where logits are wrong, q or k is part of it, and
+    /// elsewhere v alone.
+    fn descales(&self) -> Vec<String> {
+        let Evidence { problem, inputs, first, layout, judge, .. } = *self.evidence;
+        let compare = Comparison { problem, layout, ratio: judge.ratio };
+        let logits = [TensorName::Lse, TensorName::MaxLogit];
+        let is_shown = first.lse.is_some() || first.max_logit.is_some();
+        let wrong = forward(&compare, first, &self.right, &logits, &mut Margin::default()).is_some();
+        descales::told(problem, inputs, |mistake| {
+            let has_logits = [TensorName::Q, TensorName::K].iter().any(|of| mistake.tensors.contains(of));
+            let is_asked = !mistake.tensors.contains(&TensorName::Dout) && (!is_shown || has_logits == wrong);
+            is_asked && self.is_descaled(mistake)
+        })
+    }
+
+    /// Whether a mistake with descales explains the results. The least that any leaves is kept.
+    fn is_descaled(&self, mistake: &descales::Mistake) -> bool {
+        let Some(mut answer) = self.answer(&mistake.problem, &mistake.inputs) else { return false };
+        if let Some(of_v) = &mistake.of_v {
+            answer = self.times_of_v(answer, of_v);
+        }
+        let left = self.unexplained(&mistake.problem, [self.evidence.first; 2], answer);
+        let least = &self.left_by_descales;
+        least.set(left.map_or(least.get(), |left| least.get().min(left)));
+        left.is_some()
+    }
+
+    /// Returns an answer with every out multiplied by the factor of its sequence and head.
+    fn times_of_v(&self, mut answer: Answer<ForwardResults>, of_v: &Array2<f64>) -> Answer<ForwardResults> {
+        let mut outs = vec![&mut answer.exact.out];
+        if let Some(Tiers { worst, dithered }) = &mut answer.bound {
+            outs.extend([&mut worst.out, &mut dithered.out]);
+        }
+        for out in outs {
+            for (index, sequence) in self.evidence.problem.sequences.iter().enumerate() {
+                for row in sequence.q.real_rows() {
+                    for (head, factor) in of_v.row(index).iter().enumerate() {
+                        out.slice_mut(s![row, head, ..]).mapv_inplace(|out| out * factor);
+                    }
+                }
+            }
+        }
+        answer
+    }
+
     /// Returns the first reading in the other format that explains the results.
     fn reading(&self) -> Option<String> {
         let precision = self.evidence.problem.precision;
@@ -503,6 +617,30 @@ impl Case<'_> {
         let answer = self.answer(&problem, &inputs);
         // What was read in the other format may be right.
         answer.is_some_and(|answer| self.explains(&problem, [&results, first], answer))
+    }
+}
+
+/// Sums over the wrong elements of a tensor: the squares of their errors, and of what a mistake leaves of these.
+#[derive(Default)]
+pub(super) struct Left {
+    error: f64,
+    left: f64,
+}
+
+impl Left {
+    /// Adds an element if it is wrong: what was returned, and that which is beside the right one, what is predicted and what
+    /// is right, and the bound of the right one. An element that is not a number tells nothing.
+    pub(super) fn add(&mut self, [got, beside]: [f32; 2], [predicted, right]: [f64; 2], bound: f64) {
+        let [left, error] = [f64::from(got) - predicted, f64::from(beside) - right];
+        if error.abs() > bound && error.is_finite() && left.is_finite() {
+            self.error += error * error;
+            self.left += left * left;
+        }
+    }
+
+    /// Returns the share of the error that is left, in size; 0 where nothing is wrong.
+    pub(super) fn share(&self) -> f64 {
+        if self.error > 0.0 { (self.left / self.error).sqrt() } else { 0.0 }
     }
 }
 

@@ -21,6 +21,7 @@ mod assemble;
 pub mod bounds;
 pub mod compare;
 mod dealt;
+mod descales;
 mod diagnosis;
 mod draw;
 mod envelope;

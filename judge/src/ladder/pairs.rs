@@ -1,5 +1,5 @@
 //! Pairs: the queries and keys of one sequence, with the logit, the weight and the gradient of any pair, one by one and in
-//! f64. A pair is a query, a query head and a key.
+//! f64. A pair is a query, a query head and a key. Inputs are [values](Inputs::values): their scales are in the elements.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -96,7 +96,7 @@ pub fn judge(subject: &dyn Quantiser, asked: &Quantisation) -> Judged {
         if let Some(mut finding) = finding {
             if run > 0 && finding.check == Check::Exact {
                 finding.check = Check::Poison;
-                finding.what = format!("with {fill:?} in rows that are not real: {}", finding.what);
+                finding.what = format!("with {fill} in rows that are not real: {}", finding.what);
             }
             return Judged::Wrong(Box::new(finding));
         }

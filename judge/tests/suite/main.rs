@@ -10,6 +10,7 @@ mod case_file;
 mod census;
 mod choices;
 mod declarations;
+mod descales;
 mod differences;
 mod edges;
 mod emulated_bytes;

@@ -321,18 +321,34 @@ fn check_poison(problem: &Problem, kind: Poison) {
     let (q, kv) = (real_q_rows(problem), real_kv_rows(problem));
     assert_eq!((q.len(), kv.len()), (problem.rows.q, problem.rows.kv));
     let tensors = [
-        (&inputs.q, &clean.q, &q),
-        (&inputs.dout, &clean.dout, &q),
-        (&inputs.k, &clean.k, &kv),
-        (&inputs.v, &clean.v, &kv),
+        (TensorName::Q, &inputs.q, &clean.q, &q),
+        (TensorName::Dout, &inputs.dout, &clean.dout, &q),
+        (TensorName::K, &inputs.k, &clean.k, &kv),
+        (TensorName::V, &inputs.v, &clean.v, &kv),
     ];
-    for (got, was, real) in tensors {
+    for (name, got, was, real) in tensors {
+        let saturates = problem.precision.of(name).format.saturates();
+        let kind = if saturates && kind == Poison::Infinity { Poison::Nan } else { kind };
         for (row, (slice, real)) in got.outer_iter().zip(real).enumerate() {
             match real {
                 true => assert_eq!(bits(got, row), bits(was, row)),
                 false => assert!(slice.iter().all(|value| is_poison(kind, *value))),
             }
         }
+    }
+}
+
+#[test]
+fn a_format_that_saturates_is_poisoned_with_nan_for_infinities() {
+    for (format, has_infinity) in [(Format::E4m3, false), (Format::E5m2, false), (Format::Bf16, true)] {
+        let mut fields = fields(InputMode::Flat, format);
+        fields.rows.q += 1;
+        let problem = problem(fields);
+        let mut inputs = inputs(&problem);
+        poison(&mut inputs, &problem, Poison::Infinity);
+        let last = inputs.q.outer_iter().next_back().expect("a row of slack");
+        let fits = |value: &f32| if has_infinity { value.is_infinite() } else { value.is_nan() };
+        assert!(last.iter().all(fits), "{format}");
     }
 }
 

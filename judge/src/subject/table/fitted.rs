@@ -56,11 +56,11 @@ const SCALES: u64 = 0x5ca1_e5c3;
 const DIMS_QK: u64 = 0xd1a5_0971;
 const DIMS_V: u64 = 0xd1a5_0b3e;
 /// Head dim that most draws do not exceed.
-const ORDINARY_DIM: usize = 64;
+const FREQUENT_DIM: usize = 64;
 
 /// Returns a problem whose descales are drawn in a way that its data seed chooses, if it has any.
 fn with_drawn_scales(problem: Problem) -> Problem {
-    if !problem.precision.elements().iter().any(|(_, element)| element.is_scaled()) {
+    if !problem.precision.has_scales() {
         return problem;
     }
     let is_own = |quantity: &Quantity| quantity.is_given(&problem.precision);
@@ -224,7 +224,7 @@ impl Table {
     fn nearest_dims(&self, Dims { qk, v }: Dims, data_seed: u64) -> Dims {
         let (taken, inside) = (&self.dims, self.dims.qk.contains(qk) && self.dims.v.contains(v));
         let size = |sizes: &Sizes, drawn: usize, seed: u64| match sizes.least() {
-            least if drawn < least && least > ORDINARY_DIM => sizes.any(mix(data_seed ^ seed)),
+            least if drawn < least && least > FREQUENT_DIM => sizes.any(mix(data_seed ^ seed)),
             _ => sizes.nearest(drawn),
         };
         if !taken.equal {
