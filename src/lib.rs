@@ -1,5 +1,6 @@
 //! The campaign: generate → run → judge → shrink → record.
 
+pub mod accuracy;
 pub mod backends;
 pub mod bench;
 pub mod campaign;

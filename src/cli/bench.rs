@@ -8,6 +8,7 @@ use clap::Subcommand;
 use super::CliError;
 use super::exit::Exit;
 use super::output::{complain, note};
+use crate::accuracy::{self, AccuracyPlan};
 use crate::bench::{self, MergeBenchError};
 use crate::power::{self, PowerPlan, PowerTable};
 use seamproof_kernels::Gpu;
@@ -34,6 +35,7 @@ Examples, in a release build:
   seamproof bench power
   seamproof bench power --cases 100 --seed 2
   seamproof bench power --precision fp8
+  seamproof bench accuracy
   seamproof bench thd
   seamproof bench quantise
   seamproof bench decode
@@ -66,6 +68,16 @@ enum What {
         /// Precision of the kernel: bf16 or fp8
         #[arg(long, value_name = "PRECISION", default_value = "bf16", value_parser = power_table)]
         precision: PowerTable,
+    },
+    /// Choices of a kernel in FP8: the error that each brings, beside bf16 on the same values, and whether the judge sees it
+    #[command(after_help = EXAMPLES)]
+    Accuracy {
+        /// Number of problems for each figure
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+        cases: u16,
+        /// Seed of the problems
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Attention on packs of sequences on a GPU, against a peer: TFLOP/s on visible pairs of real tokens
     #[command(after_help = EXAMPLES)]
@@ -146,6 +158,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         What::Power { cases, seed, precision } => {
             power(precision, &PowerPlan { cases: (*cases).into(), seed: *seed })
         }
+        What::Accuracy { cases, seed } => {
+            accuracy(&AccuracyPlan { cases: (*cases).into(), seed: *seed }).map(|()| true)
+        }
         What::Steadiness { gpu, launches, tracks, columns } => {
             let (opened, plan) = (Instant::now(), (*launches as usize, [&tracks[..], columns]));
             on_gpu(*gpu, |gpu, to| gpu_bench::steadiness(gpu, opened, plan, to))?.map(|()| true)
@@ -182,12 +197,22 @@ fn merge() -> Result<io::Result<bool>, CliError> {
 
 /// Prints the table. Returns whether the judge caught everything that is wrong, and nothing else.
 fn power(table: &PowerTable, plan: &PowerPlan) -> io::Result<bool> {
+    timed(|begin| power::print(table, plan, &mut io::stdout(), begin))
+}
+
+/// Prints what the choices of FP8 cost.
+fn accuracy(plan: &AccuracyPlan) -> io::Result<()> {
+    timed(|begin| accuracy::print(plan, &mut io::stdout(), begin))
+}
+
+/// Says on standard error when each row of a table begins, and how long all took.
+fn timed<T>(print: impl FnOnce(&mut dyn FnMut(&str)) -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
-    let held = power::print(table, plan, &mut io::stdout(), |row| {
+    let printed = print(&mut |row| {
         note(&format_args!("{:.0} s: measuring: {row}", start.elapsed().as_secs_f64()));
     })?;
     note(&format_args!("{:.0} s", start.elapsed().as_secs_f64()));
-    Ok(held)
+    Ok(printed)
 }
 
 /// Reads the name of a precision.

@@ -9,6 +9,7 @@
 
 pub mod rows;
 pub mod rules;
+pub mod tensors;
 
 use std::io::{self, Write};
 
@@ -16,7 +17,7 @@ use rayon::prelude::*;
 use seamproof_oracle::{InputMode, Inputs, Pass, Problem, ProblemFields, Scales};
 
 use rows::{BF16_ROWS, FP8_ROWS, PowerRow};
-use rules::{BF16_RULES, Compared, FP8_RULES, Rule, Tensors};
+use rules::{BF16_RULES, Compared, FP8_RULES, Rule};
 use seamproof_judge::evaluate::evaluate;
 use seamproof_judge::exact;
 use seamproof_judge::generate::{self, Draw, Limits};
@@ -26,6 +27,7 @@ use seamproof_judge::subjects::{Emulated, same_bits};
 use seamproof_judge::values::{self, Poison};
 use seamproof_judge::verdict::Verdict;
 use seamproof_oracle::sharding as layout;
+use tensors::Tensors;
 
 /// Number of cases in a draw.
 pub const DRAW: usize = 20;
@@ -107,7 +109,7 @@ pub fn print(
     table: &PowerTable,
     plan: &PowerPlan,
     to: &mut dyn Write,
-    mut begin: impl FnMut(&str),
+    begin: &mut dyn FnMut(&str),
 ) -> io::Result<bool> {
     let [first, second] = table.rules.map(|rule| rule.name);
     writeln!(to, "| fault | (a) this judge | (b) {first} | (c) {second} |")?;
@@ -238,7 +240,7 @@ fn ordinary(problem: &Problem) -> Option<Inputs> {
 }
 
 /// Returns the ranks' results in the problem's own layout.
-fn whole(problem: &Problem, outputs: Outputs) -> Option<RankOutputs> {
+pub(crate) fn whole(problem: &Problem, outputs: Outputs) -> Option<RankOutputs> {
     let layouts = layout::layouts(problem).ok()?;
     (Judge::default().assemble)(problem, &layouts, outputs.ranks).ok()
 }

@@ -4,10 +4,9 @@
 //! All rules get the best reference that they could have, the exact answer. The test suites that use them have less.
 
 use ndarray::{Array3, ArrayView1, s};
-use seamproof_oracle::{ForwardResults, Gradients, Inputs, Problem, Saved, Sequence, Side, blocked};
+use seamproof_oracle::{Inputs, Problem, Sequence};
 
-use seamproof_judge::subject::RankOutputs;
-use seamproof_oracle::sharding::run_of;
+use super::tensors::Tensors;
 
 /// Tolerance of TransformerEngine's context-parallel suite in bf16, absolute and relative. Source: `get_tols` of
 /// `tests/pytorch/attention/run_attention_with_cp.py`.
@@ -57,67 +56,6 @@ pub const FP8_RULES: [Rule; 2] = [
     Rule { name: "RMS error ≤ 0.1 of the range", accepts: |compared| compared.is_within_mean_square() },
 ];
 
-/// Tensors that the rules compare: out and the gradients, in the problem's own layout.
-#[derive(Clone, Debug)]
-pub struct Tensors {
-    out: Array3<f64>,
-    gradients: Option<[Array3<f64>; 3]>,
-}
-
-impl Tensors {
-    /// Returns a subject's results.
-    pub fn of(results: &RankOutputs) -> Tensors {
-        let wide = |array: &Array3<f32>| array.mapv(f64::from);
-        let gradients = results.gradients.as_ref().map(|g| [wide(&g.dq), wide(&g.dk), wide(&g.dv)]);
-        Tensors { out: wide(&results.out), gradients }
-    }
-
-    /// Returns the exact answer, with gradients where they are asked for.
-    pub fn exact(problem: &Problem, inputs: &Inputs, gradients: bool) -> Tensors {
-        let ForwardResults { out, lse, .. } = blocked::forward(problem, inputs, None).exact;
-        let backward = |saved: &Saved| {
-            let Gradients { dq, dk, dv, .. } = blocked::backward(problem, inputs, saved, None).exact;
-            [dq, dk, dv]
-        };
-        let saved = Saved { out, lse };
-        let gradients = gradients.then(|| backward(&saved));
-        Tensors { out: saved.out, gradients }
-    }
-
-    /// Returns the tensors with the side whose rows they have.
-    fn sides(&self) -> Vec<(Side, &Array3<f64>)> {
-        let mut all = vec![(Side::Q, &self.out)];
-        if let Some([dq, dk, dv]) = &self.gradients {
-            all.extend([(Side::Q, dq), (Side::Kv, dk), (Side::Kv, dv)]);
-        }
-        all
-    }
-
-    /// Calls `visit(tensor, got, right)` for every element of every real row.
-    fn each(&self, right: &Tensors, problem: &Problem, mut visit: impl FnMut(usize, f64, f64)) {
-        for (tensor, ((side, got), (_, right))) in self.sides().into_iter().zip(right.sides()).enumerate() {
-            for sequence in &problem.sequences {
-                for row in run_of(sequence, side).real_rows() {
-                    let lanes = got.slice(s![row, .., ..]).into_iter();
-                    for (got, right) in lanes.zip(right.slice(s![row, .., ..])) {
-                        visit(tensor, *got, *right);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns for each tensor the largest error against `right`.
-    fn largest_errors(&self, right: &Tensors, problem: &Problem) -> [f64; 4] {
-        let mut largest = [0.0; 4];
-        self.each(right, problem, |tensor, got, right| {
-            let error = (got - right).abs();
-            largest[tensor] = if error.is_nan() { f64::INFINITY } else { f64::max(largest[tensor], error) };
-        });
-        largest
-    }
-}
-
 impl Compared<'_> {
     /// Whether every element is within a tolerance, absolute plus relative.
     fn is_within(&self, absolute: f64, relative: f64) -> bool {
@@ -135,7 +73,7 @@ impl Compared<'_> {
         let same = same_precision(problem, inputs, got.gradients.is_some());
         let (errors, allowed) = (got.largest_errors(exact, problem), same.largest_errors(exact, problem));
         let mut floor = [0.0_f64; 4];
-        exact.each(exact, problem, |tensor, value, _| {
+        exact.each(exact, problem, |[tensor, _], value, _| {
             let value = value as f32;
             floor[tensor] = floor[tensor].max(f64::from((value + 0.3 - 0.3 - value).abs()));
         });
@@ -146,7 +84,7 @@ impl Compared<'_> {
     fn is_within_mean_square(&self) -> bool {
         let (mut squares, mut counts) = ([0.0; 4], [0.0; 4]);
         let mut ranges = [(f64::INFINITY, f64::NEG_INFINITY); 4];
-        self.got.each(self.exact, self.problem, |tensor, got, right| {
+        self.got.each(self.exact, self.problem, |[tensor, _], got, right| {
             squares[tensor] += (got - right).powi(2);
             counts[tensor] += 1.0;
             let (low, high) = ranges[tensor];

@@ -1,7 +1,8 @@
 //! The power table in small: the faults that the judge catches, and those that the rules of the field let pass.
 
 use seamproof::power::rows::{PowerRow, Shape};
-use seamproof::power::rules::{Compared, Tensors};
+use seamproof::power::rules::Compared;
+use seamproof::power::tensors::Tensors;
 use seamproof::power::{BF16, Caught, DRAWS, FP8, Measured, PowerPlan, PowerTable, measure};
 use seamproof_judge::subject::RankOutputs;
 use seamproof_oracle::{InputMode, Problem, ProblemFields, blocked};
