@@ -1,5 +1,6 @@
 //! The campaign's own tests that need no process of their own, in one program.
 
+mod accuracy;
 #[path = "../../judge/tests/suite/any_order/mod.rs"]
 mod any_order;
 mod campaign;
