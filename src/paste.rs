@@ -82,9 +82,9 @@ pub fn replay_command(path: &Path, subject: Option<&str>) -> String {
     format!("{NAME} replay {}{backend}", quoted(&path))
 }
 
-/// Returns the command that judges a stored quantisation again.
-pub fn quantise_command(path: &Path, subject: &str) -> String {
-    replay_command(path, Some(subject)).replacen("replay", "quantise", 1)
+/// Returns the command that judges a stored quantisation again, on its own quantiser.
+pub fn quantise_command(path: &Path) -> String {
+    replay_command(path, None).replacen("replay", "quantise", 1)
 }
 
 /// Returns the command that shows what a folder holds as a page beside the folder.

@@ -13,6 +13,7 @@ pub use cuda_fp8::CudaFp8;
 pub use identity::{Changes, Identity, IdentityError};
 pub use outside::{Outside, OutsideError, PYTHON_VARIABLE};
 pub(crate) use outside::{python_by_name, python_module, python_named};
+pub(crate) use quantisers::EMULATED_QUANTISER;
 pub use quantisers::{QuantiserError, quantiser};
 use std::path::PathBuf;
 use std::sync::Arc;

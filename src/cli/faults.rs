@@ -35,7 +35,7 @@ Examples:
   seamproof faults --score --quick                one stream of problems, one case for all rungs, no repro
   seamproof faults --score --quick --html power.html
                                                   the same as a page: a matrix of faults and rungs
-  seamproof faults --score --only merge-twice --seeds 1
+  seamproof faults --score --only merge-twice,softcap-missing --seeds 1
   seamproof faults --gpu --score --quick --workers 16
                                                   the faults in kernels, on a Hopper GPU
   seamproof faults --score --quick --backend cuda
@@ -64,9 +64,9 @@ pub(super) struct Args {
     /// One stream of problems for each fault, and no repro
     #[arg(long, requires = "score", conflicts_with = "seeds")]
     quick: bool,
-    /// List or score this fault alone
-    #[arg(long, value_name = "ID")]
-    only: Option<String>,
+    /// List or score these faults alone, separated by commas
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    only: Vec<String>,
     /// Take the faults in kernels for a GPU instead of the others; scoring them needs a GPU
     #[arg(long)]
     gpu: bool,
@@ -93,11 +93,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     args.workers.configure();
     let (suspects, judged) = chosen(args)?;
     if !args.score {
-        list(&suspects, &judged, args.only.is_none() && !args.gpu);
+        list(&suspects, &judged, args.only.is_empty() && !args.gpu);
         return Ok(Exit::Held);
     }
-    // A fault that cannot be run must not count as one that was missed. All that need a device are of one kind.
-    if let Some(suspect) = suspects.first() {
+    // A fault that cannot be run must not count as one that was missed. All that need a device are of one kind, and those
+    // that were named beside others are the last.
+    for suspect in [suspects.first(), suspects.last()].into_iter().flatten() {
         let subject = suspect.subject(0)?;
         let start = |what| CliError::Start { name: SubjectName::from(subject.name()).called().name(), what };
         subject.ready().map_err(start)?;
@@ -109,10 +110,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     };
     scored.subjects.iter().for_each(print_score);
     scored.judge.iter().for_each(print_judge_score);
-    if args.only.is_none() && !args.gpu {
+    if args.only.is_empty() && !args.gpu {
         print_rungs(&scored);
     }
-    let exit = summarise(&scored, args.only.is_none());
+    let exit = summarise(&scored, args.only.is_empty());
     if let Some(out) = &args.html {
         write_whole(out, &power_page(&scored))?;
         print_line(&format_args!("page: {}", out.display()));
@@ -130,20 +131,28 @@ fn chosen(args: &Args) -> Result<(Vec<Suspect>, Vec<JudgeFault>), CliError> {
         None if args.gpu => (Suspect::on_gpu().collect(), Vec::new()),
         None => (Suspect::all().collect(), JUDGE_FAULTS.to_vec()),
     };
-    let Some(id) = &args.only else { return Ok((suspects, judged)) };
+    if args.only.is_empty() {
+        return Ok((suspects, judged));
+    }
     let ids: Vec<&str> =
         suspects.iter().map(Suspect::id).chain(judged.iter().map(|fault| fault.id)).collect();
-    suspects.retain(|suspect| suspect.id() == id);
-    judged.retain(|fault| fault.id == id);
-    if suspects.is_empty() && args.backend.is_none() {
-        suspects.extend(Suspect::by_id(id));
+    let mut more = Vec::new();
+    for id in args.only.iter().filter(|id| !ids.contains(&id.as_str())) {
+        let unlisted: Vec<Suspect> = match &args.backend {
+            None => Suspect::by_id(id).into_iter().collect(),
+            Some(_) => Vec::new(),
+        };
+        if unlisted.is_empty() {
+            let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
+            let known = format!("`{}` lists them", typed("seamproof faults"));
+            let like = did_you_mean(id, ids.iter().copied());
+            return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), like, known });
+        }
+        more.extend(unlisted);
     }
-    if suspects.is_empty() && judged.is_empty() {
-        let kind = if args.backend.is_some() { "fault at the call" } else { "fault" };
-        let known = format!("`{}` lists them", typed("seamproof faults"));
-        let like = did_you_mean(id, ids);
-        return Err(CliError::NoFault { option: "--only", kind, id: id.clone(), like, known });
-    }
+    suspects.retain(|suspect| args.only.iter().any(|id| id == suspect.id()));
+    judged.retain(|fault| args.only.iter().any(|id| id == fault.id));
+    suspects.extend(more);
     Ok((suspects, judged))
 }
 

@@ -52,6 +52,15 @@ pub(super) fn of_canary<T>(control: &Control, work: impl FnOnce() -> T) -> T {
     followed(&|elapsed| of_control("canary: ", control, elapsed), |_| work())
 }
 
+/// Does `work`, which judges as many draws as these, while a thread of its own shows its counts.
+pub(super) fn of_draws<T>(control: &Control, all: u64, work: impl FnOnce() -> T) -> T {
+    let done = |elapsed: Duration| {
+        let done = of_control("", control, elapsed);
+        Done { share: Some(done.cases as f64 / all.max(1) as f64), ..done }
+    };
+    followed(&done, |_| work())
+}
+
 /// Does `work`, a night, which says its lines by what it is given, while a thread of its own shows its counts.
 pub(super) fn of_night<T>(watch: &Watch, work: impl FnOnce(&dyn Fn(&str)) -> T) -> T {
     let done = |_| {

@@ -1,6 +1,9 @@
 //! `seamproof quantise`: judges a quantiser on drawn problems, or on stored ones.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use seamproof_judge::case::{CASE_VERSION, CaseError};
 use seamproof_judge::files;
@@ -16,8 +19,10 @@ use super::CliError;
 use super::exit::Exit;
 use super::options::{random_seed, seed};
 use super::output::{complain, print_line};
+use super::progress;
 use super::run::stopped_by_signals;
-use crate::backends::quantiser;
+use crate::backends::{EMULATED_QUANTISER, quantiser};
+use crate::campaign::Control;
 use crate::paste::{quantise_command, typed};
 use crate::record::{make_dir, write_whole};
 
@@ -41,9 +46,10 @@ pub(super) struct Args {
     /// Stored quantisations or directories of them, instead of drawn ones
     #[arg(value_name = "FILE|DIR", conflicts_with_all = ["cases", "seed"])]
     paths: Vec<PathBuf>,
-    /// Quantiser: emulated, or cuda with codes=rows, turned or beside; each also with +ID, a planted fault
-    #[arg(long, value_name = "NAME", default_value = "emulated")]
-    backend: String,
+    /// Quantiser: emulated, or cuda with codes=rows, turned or beside; each also with +ID, a planted fault [default: a
+    /// stored one's own, or emulated]
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
     /// Number of drawn quantisations
     #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
@@ -77,31 +83,22 @@ struct Tally {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
-    let subject = quantiser(&args.backend)?;
     match args.paths.is_empty() {
-        true => drawn(args, subject.as_ref()),
-        false => stored(args, subject.as_ref()),
+        true => drawn(args, args.backend.as_deref().unwrap_or(EMULATED_QUANTISER)),
+        false => stored(args),
     }
 }
 
-fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
-    let (seed, limits, control) =
-        (args.seed.unwrap_or_else(random_seed), Limits::quick(), stopped_by_signals()?);
+fn drawn(args: &Args, name: &str) -> Result<Exit, CliError> {
+    let (subject, seed, control) =
+        (quantiser(name)?, args.seed.unwrap_or_else(random_seed), stopped_by_signals()?);
     // A folder that cannot be written must not lose a finding later.
     make_dir(&args.out)?;
-    print_line(&format_args!("quantise  {} · seed {seed:#x}", args.backend));
-    let (mut tally, mut done) = (Tally::default(), 0);
-    for index in (0..args.cases).take_while(|_| !control.stopped()) {
-        done = index + 1;
-        match draw(seed, index, &limits) {
-            None => tally.malformed += 1,
-            Some(asked) => {
-                if let Asked::Wrong(finding) = tally.judge(subject, &asked) {
-                    tally.keep(args, subject, (seed, index, &asked), *finding)?;
-                }
-            }
-        }
-    }
+    print_line(&format_args!("quantise  {name} · seed {seed:#x}"));
+    let mut tally = Tally::default();
+    let done = progress::of_draws(&control, args.cases, || {
+        tally.judge_drawn(args, (name, subject.as_ref()), seed, &control)
+    })?;
     print_line(&tally.summary());
     if done < args.cases {
         print_line(&format_args!("stopped   after {done} of {}", args.cases));
@@ -109,23 +106,32 @@ fn drawn(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
     Ok(tally.exit(done == args.cases))
 }
 
-fn stored(args: &Args, subject: &dyn Quantiser) -> Result<Exit, CliError> {
+/// Quantisers by their names, each made when it is first asked for.
+#[derive(Default)]
+struct Quantisers(BTreeMap<String, Box<dyn Quantiser>>);
+
+impl Quantisers {
+    fn of(&mut self, name: &str) -> Result<&dyn Quantiser, CliError> {
+        let Quantisers(made) = self;
+        Ok(match made.entry(name.to_owned()) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(room) => room.insert(quantiser(name)?),
+        }
+        .as_ref())
+    }
+}
+
+fn stored(args: &Args) -> Result<Exit, CliError> {
     let (mut tally, control, files) = (Tally::default(), stopped_by_signals()?, files_of(&args.paths)?);
-    let mut done = 0;
+    let (mut subjects, mut done) = (Quantisers::default(), 0);
+    if let Some(name) = &args.backend {
+        subjects.of(name)?;
+    }
     for path in files.iter().take_while(|_| !control.stopped()) {
         done += 1;
-        let path = path.as_path();
-        match read(path) {
-            Ok(case) => {
-                let asked = &case.quantisation;
-                let answer = tally.judge(subject, asked);
-                let (path, words) = (path.display(), prose::describe(&asked.problem));
-                print_line(&match answer {
-                    Asked::Held => format!("held      {path} · {words}"),
-                    Asked::Not(reason) => format!("not asked {path} · {reason} · {words}"),
-                    Asked::Wrong(finding) => format!("FAIL      {path} · {finding} · {words}"),
-                });
-            }
+        // What one file lacks is no reason to leave out the others.
+        match tally.judge_stored(path, args.backend.as_deref(), &mut subjects) {
+            Ok(line) => print_line(&line),
             Err(error) => {
                 complain(&error);
                 tally.unreadable += 1;
@@ -164,6 +170,51 @@ fn files_of(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
 }
 
 impl Tally {
+    /// Judges drawn quantisations, and returns how many were drawn before the end or a request to stop.
+    fn judge_drawn(
+        &mut self,
+        args: &Args,
+        (name, subject): (&str, &dyn Quantiser),
+        seed: u64,
+        control: &Control,
+    ) -> Result<u64, CliError> {
+        let limits = Limits::quick();
+        for index in 0..args.cases {
+            if control.stopped() {
+                return Ok(index);
+            }
+            match draw(seed, index, &limits) {
+                None => self.malformed += 1,
+                Some(asked) => {
+                    if let Asked::Wrong(finding) = self.judge(subject, &asked) {
+                        control.failed.fetch_add(1, Ordering::Relaxed);
+                        self.keep(args, (name, subject), (seed, index, &asked), *finding)?;
+                    }
+                }
+            }
+            control.cases.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(args.cases)
+    }
+
+    /// Judges a stored quantisation on the named quantiser, or else its own. Returns what is to be said of it.
+    fn judge_stored(
+        &mut self,
+        path: &Path,
+        name: Option<&str>,
+        subjects: &mut Quantisers,
+    ) -> Result<String, CliError> {
+        let case = read(path)?;
+        let subject = subjects.of(name.or(case.backend.as_deref()).unwrap_or(EMULATED_QUANTISER))?;
+        let answer = self.judge(subject, &case.quantisation);
+        let (path, words) = (path.display(), prose::describe(&case.quantisation.problem));
+        Ok(match answer {
+            Asked::Held => format!("held      {path} · {words}"),
+            Asked::Not(reason) => format!("not asked {path} · {reason} · {words}"),
+            Asked::Wrong(finding) => format!("FAIL      {path} · {finding} · {words}"),
+        })
+    }
+
     /// Judges a quantisation, and counts the answer.
     fn judge(&mut self, subject: &dyn Quantiser, asked: &Quantisation) -> Asked {
         let reason = match judge(subject, asked) {
@@ -189,7 +240,7 @@ impl Tally {
     fn keep(
         &mut self,
         args: &Args,
-        subject: &dyn Quantiser,
+        (name, subject): (&str, &dyn Quantiser),
         (seed, index, asked): (u64, u64, &Quantisation),
         finding: Finding,
     ) -> Result<(), CliError> {
@@ -201,11 +252,12 @@ impl Tally {
         self.kept.push(what);
         let (small, finding) = shrink(subject, asked, finding);
         let file = args.out.join(format!("quantise-{seed:016x}-{index}.json"));
-        let case = QuantisationCase { version: CASE_VERSION, story: None, quantisation: small };
+        let backend = Some(name.to_owned());
+        let case = QuantisationCase { version: CASE_VERSION, story: None, backend, quantisation: small };
         write_whole(&file, &case.to_json())?;
         print_line(&format_args!("smallest  {} · {finding}", prose::describe(&case.quantisation.problem)));
         print_line(&format_args!("recipe    {}", prose::describe_recipe(&case.quantisation)));
-        print_line(&format_args!("again:    {}", typed(&quantise_command(&file, &args.backend))));
+        print_line(&format_args!("again:    {}", typed(&quantise_command(&file))));
         if self.kept.len() == KEPT_MAX {
             print_line("others    of further checks and tensors are counted, and not kept");
         }

@@ -29,7 +29,15 @@ fn the_catalogue_is_listed_and_a_fault_is_scored() {
     for text in ["caught merge-twice", "checker", "envelope", "seq", "seen by checker, ", "missed 0"] {
         assert!(said.contains(text), "{text} is not in {said}");
     }
-    refuses(place.path(), &["faults", "--only", "nothing"], &["--only", "nothing"]);
+    let two = seamproof(place.path(), &["faults", "--only", "window-off-by-one,merge-twice"]);
+    assert_eq!((code(&two), stdout(&two).matches("https://").count()), (0, 2), "{}", stdout(&two));
+    for wrong in ["nothing", "merge-twice,nothing", "merge-twice,"] {
+        refuses(
+            place.path(),
+            &["faults", "--only", wrong],
+            &["--only", wrong.trim_start_matches("merge-twice,")],
+        );
+    }
     refuses(place.path(), &["faults", "--list", "--score"], &["--score"]);
     refuses(place.path(), &["faults", "--score", "--seeds", "0"], &["--seeds"]);
     refuses(place.path(), &["faults", "--quick"], &["--score"]);

@@ -20,8 +20,14 @@ fn a_wrong_quantiser_is_found_and_its_file_shows_it_again() {
     assert!(!files.is_empty());
     for file in files {
         let file = file.to_str().expect("a name of text");
-        assert_eq!(code(&run(&[file, "--backend", wrong])), 2);
-        assert_eq!(code(&run(&[file])), 0);
+        // The file knows its quantiser.
+        assert_eq!(code(&run(&[file])), 2);
+        assert_eq!(code(&run(&[file, "--backend", "emulated"])), 0);
+        assert_eq!(code(&run(&[file, STORED])), 2);
+        let unknown = fs::read_to_string(file).expect("a readable file").replace(wrong, "emulated+nothing");
+        fs::write(place.path().join("unknown.json"), unknown).expect("a file");
+        let unknown = run(&["unknown.json"]);
+        assert!(code(&unknown) == 1 && stderr(&unknown).contains("'nothing'"), "{}", stderr(&unknown));
     }
     assert_eq!(code(&run(&[STORED])), 0);
 }

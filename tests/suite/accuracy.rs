@@ -55,21 +55,28 @@ fn weights_below_the_floor_are_lost_without_their_factor() {
     let first = table.rows[1].0;
     assert!(error(&table, first, "shadowed", 0) < 0.05);
     assert!(error(&table, "weights as they are", "shadowed", 0) > 0.5);
-    assert!(error(&table, "weights cut towards zero", "of one sign", 0) > 10.0 * error(&table, first, "of one sign", 0));
+    assert!(
+        error(&table, "weights cut towards zero", "of one sign", 0)
+            > 10.0 * error(&table, first, "of one sign", 0)
+    );
 }
 
 #[test]
 fn sums_of_one_sign_stop_growing_where_they_are_never_promoted() {
     let table = Table { lengths: (4, 4096), ..FORWARD };
     let first = table.rows[1].0;
-    assert!(error(&table, "sums never promoted", "of one sign", 0) > 10.0 * error(&table, first, "of one sign", 0));
+    assert!(
+        error(&table, "sums never promoted", "of one sign", 0)
+            > 10.0 * error(&table, first, "of one sign", 0)
+    );
     // Of both signs the roundings of weights are larger.
     assert!(error(&table, "sums never promoted", "flat", 0) < 1.1 * error(&table, first, "flat", 0));
 }
 
 #[test]
 fn a_kernel_that_does_what_it_declares_is_not_seen() {
-    let (forward, backward) = (Table { lengths: (8, 512), ..FORWARD }, Table { lengths: (64, 64), ..BACKWARD });
+    let (forward, backward) =
+        (Table { lengths: (8, 512), ..FORWARD }, Table { lengths: (64, 64), ..BACKWARD });
     assert_eq!(measured(&forward, forward.rows[1].0).seen, Some([0, 0]));
     assert_eq!(measured(&backward, backward.rows[1].0).seen, Some([0, 0]));
     let [alone, locked] = measured(&forward, "weights cut towards zero").seen.unwrap();

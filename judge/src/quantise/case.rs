@@ -14,6 +14,9 @@ pub struct QuantisationCase {
     /// Reason why it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub story: Option<Story>,
+    /// Name of the quantiser that is judged by default, with its options and a planted fault, where one is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
     /// The quantisation, with generated values.
     pub quantisation: Quantisation,
 }
