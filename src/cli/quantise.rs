@@ -113,11 +113,11 @@ struct Quantisers(BTreeMap<String, Box<dyn Quantiser>>);
 impl Quantisers {
     fn of(&mut self, name: &str) -> Result<&dyn Quantiser, CliError> {
         let Quantisers(made) = self;
-        Ok(match made.entry(name.to_owned()) {
+        let made = match made.entry(name.to_owned()) {
             Entry::Occupied(made) => made.into_mut(),
             Entry::Vacant(room) => room.insert(quantiser(name)?),
-        }
-        .as_ref())
+        };
+        Ok(&**made)
     }
 }
 
