@@ -11,10 +11,11 @@ use ndarray::{Array3, Axis, Zip, s};
 use seamproof_oracle::blocked::{self, Answer};
 use seamproof_oracle::envelope::{Arithmetic, Delta, Model};
 use seamproof_oracle::sharding::run_of;
-use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Run, Saved, TensorName};
+use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Quantity, Run, Saved, TensorName};
 
 use super::descales;
 use super::evidence::Evidence;
+use super::given::{self, Multiple};
 use super::hypotheses::{Left, MASK_MISTAKES, MaskMistake, are_asked, in_words, left_max, short};
 use crate::subject::RankGradients;
 
@@ -62,7 +63,7 @@ pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String>
     let got = wrong.of_subject()?;
     let runs = evidence.problem.sequences.iter().map(|both| run_of(both, wrong.tensor.side())).collect();
     let case = Case { evidence, wrong, got, right, runs };
-    let named = [case.factors(), case.descales()].concat();
+    let named = [case.factors(), case.given(), case.descales()].concat();
     let factor = if named.is_empty() { case.other_factor() } else { None };
     let mut told = [named, case.others(), case.moves(), case.heads(), case.masks()].concat();
     told.extend(factor);
@@ -146,9 +147,38 @@ impl Case<'_> {
 
     /// Returns the gradient with all elements multiplied.
     fn times(&self, factor: f64) -> Mistaken {
+        if let Some(multiple) = self.multiple(factor) {
+            return self.multiplied(&multiple);
+        }
         let Mistaken { exact, bound } = &self.right;
         let of = |bound: &f64, exact: &f64| factor.abs() * (bound + EDIT_ERROR * exact.abs());
         Mistaken { exact: exact * factor, bound: Zip::from(bound).and(exact).map_collect(of) }
+    }
+
+    /// Returns the multiple of the gradient, where it has a given scale.
+    fn multiple(&self, factor: f64) -> Option<Multiple> {
+        Multiple::of_code(self.problem(), self.evidence.inputs, self.wrong.tensor, factor)
+    }
+
+    /// Returns a multiple of a gradient that has a given scale.
+    fn multiplied(&self, multiple: &Multiple) -> Mistaken {
+        let mut mistaken = Mistaken { exact: self.right.exact.clone(), bound: self.right.bound.clone() };
+        let Mistaken { exact, bound } = &mut mistaken;
+        Zip::from(exact).and(bound).for_each(|exact, bound| {
+            [*exact, *bound] = multiple.element(*exact, *bound);
+        });
+        mistaken
+    }
+
+    /// Returns the mistakes with the given scales of what the kernel quantises that explain the gradient.
+    fn given(&self) -> Vec<String> {
+        let Mistaken { exact, bound } = &self.right;
+        let explains = |(multiple, _): &(Multiple, String)| {
+            let telling = self.places().filter(|at| multiple.is_told_by(exact[*at], bound[*at])).count();
+            telling >= ELEMENTS_MIN[1] && self.explains(&self.multiplied(multiple))
+        };
+        let mistakes = given::mistakes(self.problem(), self.evidence.inputs, self.wrong.tensor);
+        mistakes.into_iter().filter(explains).map(|(_, words)| words).collect()
     }
 
     /// Returns the factors that mistakes give and by which all elements are off.
@@ -362,18 +392,26 @@ impl Case<'_> {
         MASK_MISTAKES.iter().filter(explains).map(words).collect()
     }
 
-    /// Returns whether the rows' products of dout and out were left out.
+    /// Returns whether the rows' products of dout and out were left out, or made of something else.
     fn delta(&self) -> Option<String> {
         if self.wrong.tensor == TensorName::Dv {
             return None;
         }
         let Saved { out, lse } = self.wrong.saved;
-        let saved = Saved { out: Array3::zeros(out.dim()), lse: lse.clone() };
         // Bounds of any other source of D would hold the right one.
         let arithmetic = self.evidence.backend.declaration().arithmetic;
         let arithmetic = Arithmetic { delta: Delta::StoredOut, ..arithmetic };
         let model = Model::new(self.problem(), arithmetic, self.evidence.partition());
-        let without = self.bounded(self.problem(), self.evidence.inputs, &saved, &model)?;
-        self.explains(&without).then(|| "rowsum(dout ∘ out) was left out of dS".to_owned())
+        let of_times = |factor: f64| {
+            let saved = Saved { out: out * factor, lse: lse.clone() };
+            let other = self.bounded(self.problem(), self.evidence.inputs, &saved, &model);
+            other.is_some_and(|other| self.explains(&other))
+        };
+        if of_times(0.0) {
+            return Some("rowsum(dout ∘ out) was left out of dS".to_owned());
+        }
+        let descale = f64::from(self.evidence.inputs.scales.own.of(Quantity::Out));
+        let words = || "rowsum(dout ∘ out) was made of the codes of out, without their descale".to_owned();
+        (descale != 1.0 && of_times(1.0 / descale)).then(words)
     }
 }

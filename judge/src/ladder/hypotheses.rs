@@ -22,6 +22,7 @@ use super::across::{ACROSS_MISTAKES, AcrossMistake, Pack};
 use super::bounds::{Comparison, FORWARD, forward};
 use super::descales;
 use super::evidence::{Depth, Evidence, products};
+use super::given::{self, Multiple};
 use super::pairs::logit;
 use super::runs::{fills, poisoned};
 use super::sights::{DealtCase, SIGHT_MISTAKES, SightMistake};
@@ -54,6 +55,9 @@ pub(super) fn left_max(problem: &Problem) -> f64 {
 /// Largest multiple of what a mistake with descales leaves that a wrong scale may leave, beside a rounding, to be told as
 /// well.
 const CLOSER: f64 = 4.0;
+
+/// Smallest number of elements of out that must tell a given scale from another one.
+const TELLING_MIN: usize = 4;
 
 /// The LSE of a row, and the largest logit of its keys.
 #[derive(Clone, Copy)]
@@ -192,9 +196,17 @@ pub(super) fn told(evidence: &Evidence<'_>) -> Option<String> {
     let values = evidence.inputs.values(evidence.problem);
     let left_by_descales = Cell::new(f64::INFINITY);
     let case = Case { evidence, right, values, largest: OnceCell::new(), left_by_descales };
-    let mut told =
-        [case.descales(), case.lse(), case.softmax(), case.scale(), case.sight(), case.across(), case.mask()]
-            .concat();
+    let mut told = [
+        case.given(),
+        case.descales(),
+        case.lse(),
+        case.softmax(),
+        case.scale(),
+        case.sight(),
+        case.across(),
+        case.mask(),
+    ]
+    .concat();
     told.extend(case.places());
     told.extend(case.reading());
     in_words(&told)
@@ -543,6 +555,30 @@ impl Case<'_> {
         edits.iter().find(explains).map(words)
     }
 
+    /// Returns the mistakes with the given scales of what the kernel quantises that explain the results.
+    fn given(&self) -> Vec<String> {
+        let Evidence { problem, inputs, first, .. } = *self.evidence;
+        let explains = |(multiple, _): &(Multiple, String)| {
+            let answer = self.multiplied(multiple);
+            self.is_kept(answer.and_then(|answer| self.unexplained(problem, [first; 2], answer)))
+        };
+        let mistakes = given::mistakes(problem, inputs, TensorName::Out);
+        mistakes.into_iter().filter(explains).map(|(_, words)| words).collect()
+    }
+
+    /// Returns the right results with a multiple of out; `None` where too few elements would tell it.
+    fn multiplied(&self, multiple: &Multiple) -> Option<Answer<ForwardResults>> {
+        let mut answer = self.right.clone();
+        let Answer { exact, bound: Some(Tiers { worst, dithered }) } = &mut answer else { return None };
+        let mut telling = 0;
+        Zip::from(&mut exact.out).and(&mut worst.out).for_each(|exact, bound| {
+            telling += usize::from(multiple.is_told_by(*exact, *bound));
+            [*exact, *bound] = multiple.element(*exact, *bound);
+        });
+        dithered.out.clone_from(&worst.out);
+        (telling >= TELLING_MIN).then_some(answer)
+    }
+
     /// Returns the mistakes with descales and with the format of codes. Where logits are wrong, q or k is part of it, and
     /// elsewhere v alone.
     fn descales(&self) -> Vec<String> {
@@ -565,9 +601,14 @@ impl Case<'_> {
             answer = self.times_of_v(answer, of_v);
         }
         let left = self.unexplained(&mistake.problem, [self.evidence.first; 2], answer);
-        let least = &self.left_by_descales;
-        least.set(left.map_or(least.get(), |left| least.get().min(left)));
-        left.is_some()
+        self.is_kept(left)
+    }
+
+    /// Whether a mistake with descales that leaves this share of the error is told, and keeps the least share.
+    fn is_kept(&self, left: Option<f64>) -> bool {
+        let Some(left) = left else { return false };
+        self.left_by_descales.set(self.left_by_descales.get().min(left));
+        true
     }
 
     /// Returns an answer with every out multiplied by the factor of its sequence and head.

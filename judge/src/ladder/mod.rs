@@ -29,6 +29,7 @@ mod errors;
 pub mod evidence;
 mod exact;
 pub mod faults;
+mod given;
 mod gradient_hypotheses;
 mod hypotheses;
 mod pairs;
