@@ -52,8 +52,8 @@ pub(super) fn left_max(problem: &Problem) -> f64 {
     if problem.precision.has_scales() { 0.25 } else { f64::INFINITY }
 }
 
-/// Largest multiple of what a mistake with descales leaves that a wrong scale may leave, beside a rounding, to be told as
-/// well.
+/// Largest multiple of what a mistake with descales leaves that another one, or a wrong scale, may leave, beside a rounding, to
+/// be told as well.
 const CLOSER: f64 = 4.0;
 
 /// Smallest number of elements of out that must tell a given scale from another one.
@@ -604,11 +604,13 @@ impl Case<'_> {
         self.is_kept(left)
     }
 
-    /// Whether a mistake with descales that leaves this share of the error is told, and keeps the least share.
+    /// Whether a mistake with descales that leaves this share of the error is told: one that was found before leaves no far
+    /// smaller one. The least share is kept.
     fn is_kept(&self, left: Option<f64>) -> bool {
         let Some(left) = left else { return false };
-        self.left_by_descales.set(self.left_by_descales.get().min(left));
-        true
+        let least = self.left_by_descales.get();
+        self.left_by_descales.set(least.min(left));
+        left <= CLOSER * least + ROUNDING
     }
 
     /// Returns an answer with every out multiplied by the factor of its sequence and head.

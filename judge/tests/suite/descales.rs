@@ -189,3 +189,13 @@ fn a_bound_that_is_wider_than_the_effect_names_no_scale() {
         }
     }
 }
+
+/// Returns three sequences in cuDNN's sequence, with given descales that are any numbers.
+fn given(pass: Pass) -> Problem {
+    let kernel = Fp8 { sequence: Fp8Sequence::Cudnn, backward: pass == Pass::Backward, ..Fp8::default() };
+    let mut fields = ProblemFields::from(problem(Scaling::PerTensor, pass));
+    fields.precision = kernel.declaration().table.precisions[0];
+    fields.dims = Dims { qk: 16, v: 16 };
+    fields.data_seed = GIVEN_SEED;
+    Problem::new(fields).expect("the fields are legal")
+}
