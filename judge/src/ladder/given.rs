@@ -8,7 +8,7 @@ use super::hypotheses::short;
 /// Relative error that a factor adds: a few operations in f32.
 const EDIT_ERROR: f64 = 1.0 / (1 << 20) as f64;
 /// Multiple of its bound that an element of a code has at least, to tell a factor. A code has three or four bits.
-const WEIGHT: f64 = 4.0;
+pub(super) const WEIGHT: f64 = 4.0;
 
 /// A result that is a multiple of the right one.
 #[derive(Clone, Copy, Debug)]

@@ -22,7 +22,7 @@ use crate::subject::RankGradients;
 /// Smallest number of elements that must differ from 0 beyond their bounds, for a factor to be told: one that a mistake
 /// gives, one that few elements may have by chance, and any other.
 const ELEMENTS_MIN: [usize; 3] = [2, 4, 8];
-/// Multiple of its bound that such an element has at least.
+/// Multiple of its bound that such an element has at least, unless it is a code with a given scale.
 const WEIGHT: f64 = 16.0;
 /// Smallest difference from 1 of a factor that has no name.
 const FACTOR_MIN: f64 = 0.01;
@@ -142,7 +142,8 @@ impl Case<'_> {
 
     /// Returns the number of elements that differ from 0 far beyond their bounds.
     fn heavy(&self, Mistaken { exact, bound }: &Mistaken) -> usize {
-        self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count()
+        let weight = if self.multiple(1.0).is_some() { given::WEIGHT } else { WEIGHT };
+        self.places().filter(|at| exact[*at].abs() > weight * bound[*at]).count()
     }
 
     /// Returns the gradient with all elements multiplied.
@@ -175,7 +176,7 @@ impl Case<'_> {
         let Mistaken { exact, bound } = &self.right;
         let explains = |(multiple, _): &(Multiple, String)| {
             let telling = self.places().filter(|at| multiple.is_told_by(exact[*at], bound[*at])).count();
-            telling >= ELEMENTS_MIN[1] && self.explains(&self.multiplied(multiple))
+            telling >= ELEMENTS_MIN[0] && self.explains(&self.multiplied(multiple))
         };
         let mistakes = given::mistakes(self.problem(), self.evidence.inputs, self.wrong.tensor);
         mistakes.into_iter().filter(explains).map(|(_, words)| words).collect()

@@ -57,7 +57,7 @@ pub(super) fn left_max(problem: &Problem) -> f64 {
 const CLOSER: f64 = 4.0;
 
 /// Smallest number of elements of out that must tell a given scale from another one.
-const TELLING_MIN: usize = 4;
+const TELLING_MIN: usize = 2;
 
 /// The LSE of a row, and the largest logit of its keys.
 #[derive(Clone, Copy)]
