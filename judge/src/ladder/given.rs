@@ -37,9 +37,9 @@ impl Multiple {
         let [right, stored] = self.stored;
         let value = stored.saturated(exact * self.factor);
         let farthest = if right.is_saturated(exact) { stored.most().copysign(value) } else { value };
-        let unknown = (farthest - value).abs() / 2.0;
-        let roundings = self.factor.abs() * bound + EDIT_ERROR * value.abs();
-        [(value + farthest) / 2.0, unknown + roundings + stored.half_spacing(farthest.abs())]
+        let middle = (value + farthest) / 2.0;
+        let before = (farthest - middle).abs() + self.factor.abs() * bound + EDIT_ERROR * value.abs();
+        [middle, before + stored.half_spacing(middle.abs() + before)]
     }
 
     /// Whether an element of the right result tells the factor: it is far from 0, and is cut off neither before nor after.
