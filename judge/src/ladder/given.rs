@@ -7,8 +7,6 @@ use super::hypotheses::short;
 
 /// Relative error that a factor adds: a few operations in f32.
 const EDIT_ERROR: f64 = 1.0 / (1 << 20) as f64;
-/// Multiple of its bound that an element of a code has at least, to tell a factor. A code has three or four bits.
-pub(super) const WEIGHT: f64 = 4.0;
 
 /// A result that is a multiple of the right one.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +40,12 @@ impl Multiple {
         [middle, before + stored.half_spacing(middle.abs() + before)]
     }
 
-    /// Whether an element of the right result tells the factor: it is far from 0, and is cut off neither before nor after.
+    /// Whether an element of the right result tells the factor: the multiple is out of its bound, and neither is cut off.
     pub(super) fn is_told_by(&self, exact: f64, bound: f64) -> bool {
         let [right, stored] = self.stored;
-        let is_cut = right.is_saturated(exact) || stored.is_saturated(stored.saturated(exact * self.factor));
-        exact.abs() > WEIGHT * bound && !is_cut
+        let value = exact * self.factor;
+        let is_cut = right.is_saturated(exact) || stored.is_saturated(stored.saturated(value));
+        (value - exact).abs() > bound && !is_cut
     }
 }
 
@@ -110,7 +109,7 @@ mod tests {
         assert!((0.5 + 0.5..0.5 + 0.6).contains(&bound), "{bound}");
         // 224 is the largest number of both.
         assert_eq!(multiple.element(100.0, 0.0)[0], 224.0);
-        assert!(multiple.is_told_by(3.0, 0.5) && !multiple.is_told_by(3.0, 1.0));
+        assert!(multiple.is_told_by(3.0, 8.9) && !multiple.is_told_by(3.0, 9.0));
         assert!(!multiple.is_told_by(100.0, 0.0));
         // What was cut may have been anything past the range.
         let less = Multiple { factor: 0.25, stored: [stored; 2] };

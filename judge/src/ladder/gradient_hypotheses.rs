@@ -16,13 +16,13 @@ use seamproof_oracle::{Gradients, Inputs, Problem, ProblemFields, Quantity, Run,
 use super::descales;
 use super::evidence::Evidence;
 use super::given::{self, Multiple};
-use super::hypotheses::{Left, MASK_MISTAKES, MaskMistake, are_asked, in_words, left_max, short};
+use super::hypotheses::{Left, MASK_MISTAKES, MaskMistake, are_asked, in_words, is_near, left_max, short};
 use crate::subject::RankGradients;
 
 /// Smallest number of elements that must differ from 0 beyond their bounds, for a factor to be told: one that a mistake
 /// gives, one that few elements may have by chance, and any other.
 const ELEMENTS_MIN: [usize; 3] = [2, 4, 8];
-/// Multiple of its bound that such an element has at least, unless it is a code with a given scale.
+/// Multiple of its bound that such an element has at least.
 const WEIGHT: f64 = 16.0;
 /// Smallest difference from 1 of a factor that has no name.
 const FACTOR_MIN: f64 = 0.01;
@@ -63,7 +63,8 @@ pub(super) fn told(evidence: &Evidence<'_>, wrong: &Wrong<'_>) -> Option<String>
     let got = wrong.of_subject()?;
     let runs = evidence.problem.sequences.iter().map(|both| run_of(both, wrong.tensor.side())).collect();
     let case = Case { evidence, wrong, got, right, runs };
-    let named = [case.factors(), case.given(), case.descales()].concat();
+    let (factors, least) = case.factors();
+    let named = [factors, case.descales(least)].concat();
     let factor = if named.is_empty() { case.other_factor() } else { None };
     let mut told = [named, case.others(), case.moves(), case.heads(), case.masks()].concat();
     told.extend(factor);
@@ -119,17 +120,26 @@ impl Case<'_> {
     }
 
     /// Whether a mistake explains the gradient. Bounds so wide that the right one would do as well explain nothing.
-    fn explains(&self, Mistaken { exact, bound }: &Mistaken) -> bool {
-        self.holds(exact, bound) && !self.holds(&self.right.exact, bound) && self.is_near(exact, bound)
+    fn explains(&self, mistaken: &Mistaken) -> bool {
+        self.unexplained(mistaken).is_some()
     }
 
-    /// Whether a mistake leaves little of the error of the elements that are wrong, and of which it says anything.
-    fn is_near(&self, exact: &Array3<f64>, bound: &Array3<f64>) -> bool {
+    /// Returns the share of the error that a mistake leaves, if it explains the gradient.
+    fn unexplained(&self, Mistaken { exact, bound }: &Mistaken) -> Option<f64> {
+        if !self.holds(exact, bound) || self.holds(&self.right.exact, bound) {
+            return None;
+        }
+        let left = self.left(exact, bound);
+        (left <= left_max(self.problem())).then_some(left)
+    }
+
+    /// Returns the share that a mistake leaves of the error of the elements that are wrong, and of which it says anything.
+    fn left(&self, exact: &Array3<f64>, bound: &Array3<f64>) -> f64 {
         let mut left = Left::default();
         for at in self.places().filter(|at| bound[*at] < f64::INFINITY) {
             left.add([self.got[at]; 2], [exact[at], self.right.exact[at]], self.right.bound[at]);
         }
-        left.share() <= left_max(self.problem())
+        left.share()
     }
 
     /// Whether each element lies within its bound of a value.
@@ -142,8 +152,7 @@ impl Case<'_> {
 
     /// Returns the number of elements that differ from 0 far beyond their bounds.
     fn heavy(&self, Mistaken { exact, bound }: &Mistaken) -> usize {
-        let weight = if self.multiple(1.0).is_some() { given::WEIGHT } else { WEIGHT };
-        self.places().filter(|at| exact[*at].abs() > weight * bound[*at]).count()
+        self.places().filter(|at| exact[*at].abs() > WEIGHT * bound[*at]).count()
     }
 
     /// Returns the gradient with all elements multiplied.
@@ -171,26 +180,39 @@ impl Case<'_> {
         mistaken
     }
 
-    /// Returns the mistakes with the given scales of what the kernel quantises that explain the gradient.
-    fn given(&self) -> Vec<String> {
-        let Mistaken { exact, bound } = &self.right;
-        let explains = |(multiple, _): &(Multiple, String)| {
-            let telling = self.places().filter(|at| multiple.is_told_by(exact[*at], bound[*at])).count();
-            telling >= ELEMENTS_MIN[0] && self.explains(&self.multiplied(multiple))
-        };
-        let mistakes = given::mistakes(self.problem(), self.evidence.inputs, self.wrong.tensor);
-        mistakes.into_iter().filter(explains).map(|(_, words)| words).collect()
-    }
-
-    /// Returns the factors that mistakes give and by which all elements are off.
-    fn factors(&self) -> Vec<String> {
+    /// Returns the factors that mistakes give and by which all elements are off, and the least share of the error that one of
+    /// them leaves where the gradient has a given scale.
+    fn factors(&self) -> (Vec<String>, f64) {
+        if self.multiple(1.0).is_some() {
+            return self.factors_of_codes();
+        }
         let heavy = self.heavy(&self.right);
         let named = |(factor, words): (f64, String)| {
             let least = ELEMENTS_MIN[usize::from(factor == 0.0 || factor.abs() == 1.0)];
             let asks = heavy >= least && (factor - 1.0).abs() > EDIT_ERROR;
             (asks && self.explains(&self.times(factor))).then_some(words)
         };
-        self.named_factors().into_iter().filter_map(named).collect()
+        (self.named_factors().into_iter().filter_map(named).collect(), f64::INFINITY)
+    }
+
+    /// Returns the same of a gradient that has a given scale. Its few digits hold factors that are near to each other, so that
+    /// those which leave hardly more than the best are told.
+    fn factors_of_codes(&self) -> (Vec<String>, f64) {
+        let Mistaken { exact, bound } = &self.right;
+        let multiples = self.named_factors().into_iter();
+        let named = multiples.filter_map(|(factor, words)| Some((self.multiple(factor)?, words)));
+        let given = given::mistakes(self.problem(), self.evidence.inputs, self.wrong.tensor);
+        let explaining: Vec<(f64, String)> = named
+            .chain(given)
+            .filter_map(|(multiple, words)| {
+                let telling = self.places().filter(|at| multiple.is_told_by(exact[*at], bound[*at])).count();
+                let asks = telling >= ELEMENTS_MIN[0];
+                Some((asks.then(|| self.unexplained(&self.multiplied(&multiple)))??, words))
+            })
+            .collect();
+        let least = explaining.iter().map(|(left, _)| *left).fold(f64::INFINITY, f64::min);
+        let told = explaining.into_iter().filter(|(left, _)| is_near(*left, least)).map(|(_, words)| words);
+        (told.collect(), least)
     }
 
     /// Returns any other factor by which all elements are off.
@@ -202,15 +224,17 @@ impl Case<'_> {
         (asks && self.explains(&self.times(factor))).then(words)
     }
 
-    /// Returns the mistakes with descales and with the format of codes. dv has no part of v.
-    fn descales(&self) -> Vec<String> {
+    /// Returns the mistakes with descales and with the format of codes that leave hardly more of the error than the least
+    /// share. dv has no part of v.
+    fn descales(&self, least: f64) -> Vec<String> {
         let told = descales::told(self.problem(), self.evidence.inputs, |mistake| {
             let is_of_v = mistake.tensors == [TensorName::V];
             if mistake.of_v.is_some() || is_of_v && self.wrong.tensor == TensorName::Dv {
                 return false;
             }
             let of_backward = self.of_backward(&mistake.problem, &mistake.inputs, self.wrong.saved);
-            of_backward.is_some_and(|descaled| self.explains(&descaled))
+            let left = of_backward.and_then(|descaled| self.unexplained(&descaled));
+            left.is_some_and(|left| is_near(left, least))
         });
         told.into_iter().map(|words| format!("in the backward {words}")).collect()
     }

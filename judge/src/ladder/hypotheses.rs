@@ -56,6 +56,11 @@ pub(super) fn left_max(problem: &Problem) -> f64 {
 /// be told as well.
 const CLOSER: f64 = 4.0;
 
+/// Whether a mistake that leaves a share of the error is told beside one that leaves the least.
+pub(super) fn is_near(left: f64, least: f64) -> bool {
+    left <= CLOSER * least + ROUNDING
+}
+
 /// Smallest number of elements of out that must tell a given scale from another one.
 const TELLING_MIN: usize = 2;
 
@@ -505,7 +510,7 @@ impl Case<'_> {
         let solves = |(scale, _): &(f32, Vec<&str>)| {
             let left =
                 self.edited(|softmax| softmax.scale = *scale).and_then(|problem| self.left_by(&problem));
-            left.is_some_and(|left| left <= CLOSER * self.left_by_descales.get() + ROUNDING)
+            left.is_some_and(|left| is_near(left, self.left_by_descales.get()))
         };
         let words = |(scale, origins): (f32, Vec<&str>)| {
             let times = short(f64::from(scale) / f64::from(asked));
@@ -558,12 +563,15 @@ impl Case<'_> {
     /// Returns the mistakes with the given scales of what the kernel quantises that explain the results.
     fn given(&self) -> Vec<String> {
         let Evidence { problem, inputs, first, .. } = *self.evidence;
-        let explains = |(multiple, _): &(Multiple, String)| {
-            let answer = self.multiplied(multiple);
-            self.is_kept(answer.and_then(|answer| self.unexplained(problem, [first; 2], answer)))
-        };
-        let mistakes = given::mistakes(problem, inputs, TensorName::Out);
-        mistakes.into_iter().filter(explains).map(|(_, words)| words).collect()
+        let explaining: Vec<(f64, String)> = given::mistakes(problem, inputs, TensorName::Out)
+            .into_iter()
+            .filter_map(|(multiple, words)| {
+                Some((self.unexplained(problem, [first; 2], self.multiplied(&multiple)?)?, words))
+            })
+            .collect();
+        let least = explaining.iter().map(|(left, _)| *left).fold(f64::INFINITY, f64::min);
+        self.left_by_descales.set(least);
+        explaining.into_iter().filter(|(left, _)| is_near(*left, least)).map(|(_, words)| words).collect()
     }
 
     /// Returns the right results with a multiple of out; `None` where too few elements would tell it.
@@ -610,7 +618,7 @@ impl Case<'_> {
         let Some(left) = left else { return false };
         let least = self.left_by_descales.get();
         self.left_by_descales.set(least.min(left));
-        left <= CLOSER * least + ROUNDING
+        is_near(left, least)
     }
 
     /// Returns an answer with every out multiplied by the factor of its sequence and head.
