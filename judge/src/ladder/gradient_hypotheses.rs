@@ -205,8 +205,7 @@ impl Case<'_> {
         let explaining: Vec<(f64, String)> = named
             .chain(given)
             .filter_map(|(multiple, words)| {
-                let telling = self.places().filter(|at| multiple.is_told_by(exact[*at], bound[*at])).count();
-                let asks = telling >= ELEMENTS_MIN[0];
+                let asks = self.places().any(|at| multiple.is_told_by(exact[at], bound[at]));
                 Some((asks.then(|| self.unexplained(&self.multiplied(&multiple)))??, words))
             })
             .collect();

@@ -61,9 +61,6 @@ pub(super) fn is_near(left: f64, least: f64) -> bool {
     left <= CLOSER * least + ROUNDING
 }
 
-/// Smallest number of elements of out that must tell a given scale from another one.
-const TELLING_MIN: usize = 2;
-
 /// The LSE of a row, and the largest logit of its keys.
 #[derive(Clone, Copy)]
 struct RowLse {
@@ -574,17 +571,17 @@ impl Case<'_> {
         explaining.into_iter().filter(|(left, _)| is_near(*left, least)).map(|(_, words)| words).collect()
     }
 
-    /// Returns the right results with a multiple of out; `None` where too few elements would tell it.
+    /// Returns the right results with a multiple of out; `None` where no element would tell it.
     fn multiplied(&self, multiple: &Multiple) -> Option<Answer<ForwardResults>> {
         let mut answer = self.right.clone();
         let Answer { exact, bound: Some(Tiers { worst, dithered }) } = &mut answer else { return None };
-        let mut telling = 0;
+        let mut is_told = false;
         Zip::from(&mut exact.out).and(&mut worst.out).for_each(|exact, bound| {
-            telling += usize::from(multiple.is_told_by(*exact, *bound));
+            is_told |= multiple.is_told_by(*exact, *bound);
             [*exact, *bound] = multiple.element(*exact, *bound);
         });
         dithered.out.clone_from(&worst.out);
-        (telling >= TELLING_MIN).then_some(answer)
+        is_told.then_some(answer)
     }
 
     /// Returns the mistakes with descales and with the format of codes. Where logits are wrong, q or k is part of it, and

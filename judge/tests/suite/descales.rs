@@ -4,7 +4,7 @@ use seamproof_judge::finding::{Finding, LOOKS};
 use seamproof_judge::ladder::judge;
 use seamproof_judge::prelude::*;
 use seamproof_judge::subject::Outputs;
-use seamproof_judge::subjects::{Fp8, fp8_fault};
+use seamproof_judge::subjects::{Fp8, Fp8Sequence, fp8_fault};
 use seamproof_oracle::{
     Element, Format, Heads, InputMode, Inputs, Mask, Pass, Precision, ProblemFields, ScaleValues, Scales,
     Scaling, Softmax, TensorScales,
@@ -190,12 +190,44 @@ fn a_bound_that_is_wider_than_the_effect_names_no_scale() {
     }
 }
 
-/// Returns three sequences in cuDNN's sequence, with given descales that are any numbers.
-fn given(pass: Pass) -> Problem {
+/// Returns a pack in cuDNN's sequence, with given descales that are any numbers.
+fn given(pass: Pass, seed: u64) -> Problem {
     let kernel = Fp8 { sequence: Fp8Sequence::Cudnn, backward: pass == Pass::Backward, ..Fp8::default() };
-    let mut fields = ProblemFields::from(problem(Scaling::PerTensor, pass));
-    fields.precision = kernel.declaration().table.precisions[0];
-    fields.dims = Dims { qk: 16, v: 16 };
-    fields.data_seed = GIVEN_SEED;
+    let fields = ProblemFields {
+        precision: kernel.declaration().table.precisions[0],
+        heads: Heads { q: 2, kv: 2 },
+        data_seed: seed,
+        ..ProblemFields::from(problem(Scaling::PerTensor, pass))
+    };
     Problem::new(fields).expect("the fields are legal")
+}
+
+/// Test of mistakes with given scales. They are drawn, so that a mistake shows well with some of them.
+#[test]
+fn faults_with_given_scales_are_named() {
+    let faults = [
+        ("weight-descale-dropped", Pass::Forward, "out lacked the descale of p (× "),
+        ("out-scale-of-one", Pass::Forward, "out lacked its scale (× "),
+        ("ds-descale-dropped", Pass::Backward, " lacked the descale of ds (× "),
+        ("gradient-scales-in-another-order", Pass::Backward, " had the scale of d"),
+        (
+            "out-descale-dropped-in-d",
+            Pass::Backward,
+            "rowsum(dout ∘ out) was made of the codes of out, without",
+        ),
+    ];
+    for (fault, pass, words) in faults {
+        let subject = Fp8::default().planted(fp8_fault(fault).expect("a fault"));
+        let mut all = Vec::new();
+        for seed in 0..8 {
+            let problem = given(pass, seed);
+            if let Verdict::Finding(finding) = judge(&subject, &problem) {
+                let looks =
+                    finding.what.split_once(LOOKS).map_or(String::new(), |(_, looks)| looks.to_owned());
+                println!("{fault} {seed}: {looks}");
+                all.push(looks);
+            }
+        }
+        let _ = words;
+    }
 }
