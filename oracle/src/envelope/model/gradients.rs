@@ -249,7 +249,8 @@ impl Model {
     /// which a tile's factor brings above a quarter of the format's largest number.
     #[inline(always)]
     fn in_ds(&self, number: f64, most: f64) -> f64 {
-        let of_tile = || number * (4.0 * most / self.ds.max_finite());
+        // Nothing is known of the largest magnitude where an exponent's error is large: it may be infinite, and 0 of it is 0.
+        let of_tile = || if number == 0.0 { 0.0 } else { number * (4.0 * most / self.ds.max_finite()) };
         match self.ds_scale {
             DsScale::None => self.unscaled(number * self.ds_descale),
             DsScale::Tile => of_tile(),
