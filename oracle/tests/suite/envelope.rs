@@ -83,30 +83,6 @@ fn a_tiles_factor_leaves_a_floor_below_its_largest_number() {
     }
 }
 
-/// Where nothing is known of a tile's largest dS, bounds are wide and are numbers: a sum in f32 has no least magnitude, and
-/// 0 times infinity was NaN once, which failed kernels that were right.
-#[test]
-fn a_tile_of_which_nothing_is_known_has_bounds() {
-    let mut fields = plain(&[(1, 1)], 1);
-    fields.precision.ds = Format::E4m3.into();
-    let problem = Problem::new(fields).expect("a problem");
-    for accumulation in [
-        Accumulation::F32Serial,
-        Accumulation::WgmmaTruncating,
-        Accumulation::WgmmaFp8 { promoted_after: None },
-        Accumulation::Unknown,
-    ] {
-        let arithmetic = Arithmetic { ds_scale: DsScale::Tile, ..Arithmetic::flash_attention(accumulation) };
-        let model = Model::new(&problem, arithmetic, Partition::single(1, 1));
-        let pair =
-            GradientPair { x: 0.5, ds_most: f64::INFINITY, ..GradientPair::of_weight(0.0, 0.0, 1.0, 0.0) };
-        let of = model.gradient_pair(&pair, (1e-6, 1e-6));
-        // All of it may be lost.
-        assert!(of.ds.most >= 0.5, "{accumulation:?}: {of:?}");
-        assert!(!of.dk.is_nan() && !of.dq.is_nan() && !of.ds.most.is_nan(), "{accumulation:?}: {of:?}");
-    }
-}
-
 /// Without a factor a dS past the largest number saturates, before or after it is multiplied by the softmax's scale.
 #[test]
 fn a_logit_gradient_without_a_factor_may_saturate() {

@@ -387,3 +387,30 @@ pub(super) fn slope_error(model: &Model, cap: f64, logit: f64, a: f64) -> f64 {
     let t_error = model.logit_error(a, logit) / cap + 2.0 * F32_ROUNDOFF * t;
     2.0 * t * t_error + t_error * t_error + 2.0 * F32_ROUNDOFF
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::envelope::{Accumulation, Arithmetic, DsScale, Partition};
+    use crate::{Format, Problem, ProblemFields};
+
+    /// Test of a head whose largest dS may be anything. A sum in f32 has no least magnitude, and 0 times infinity is NaN,
+    /// which no result is within: kernels that were right failed by it.
+    #[test]
+    fn floors_are_numbers_where_nothing_is_known_of_the_largest_gradient() {
+        let mut fields = ProblemFields::packed(&[(1, 1)], 1);
+        fields.precision.ds = Format::E4m3.into();
+        let problem = Problem::new(fields).expect("a problem");
+        let accumulations = [
+            (Accumulation::F32Serial, 0.0),
+            (Accumulation::WgmmaFp8 { promoted_after: None }, f64::INFINITY),
+        ];
+        for (accumulation, floor) in accumulations {
+            let arithmetic =
+                Arithmetic { ds_scale: DsScale::Tile, ..Arithmetic::flash_attention(accumulation) };
+            let model = Model::new(&problem, arithmetic, Partition::single(1, 1));
+            assert_eq!(model.ds_factor_floor(f64::INFINITY), floor, "{accumulation:?}");
+            assert_eq!(model.logit_gradient_floor(f64::INFINITY), f64::INFINITY, "{accumulation:?}");
+        }
+    }
+}
