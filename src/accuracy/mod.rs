@@ -53,6 +53,12 @@ impl Errors {
 
 /// Prints the tables, each row as soon as it is measured; `begin` is told of each row before.
 pub fn print(plan: &AccuracyPlan, to: &mut dyn Write, begin: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let AccuracyPlan { cases, seed } = plan;
+    writeln!(
+        to,
+        "Root mean squares of errors, divided by those of exact results; {cases} of each kind of problem, seed {seed}.\n\
+         docs/fp8-seen.md explains the words.\n"
+    )?;
     writeln!(to, "Codes of q, k and v; attention on them is exact\n")?;
     codes::print(plan, to, begin)?;
     writeln!(to, "\nArithmetic of a forward on given codes\n")?;
